@@ -1,0 +1,62 @@
+"""How a run ends when something is wrong: one clear message, and an exit status."""
+
+import argparse
+import os
+import sys
+import time
+
+
+class UserError(Exception):
+    """A user's mistake, in one line: what is wrong, what to type next."""
+
+
+def report(kind, error, trace):
+    """As sys.excepthook: of several processes, let the one that failed speak.
+
+    A user's mistake is mostly the same for all ranks: rank 0 tells it, and torchrun
+    ends the others while they wait. So it does with those that have lost a peer.
+    """
+    rank, text = os.environ.get("RANK", "0"), str(error)
+    if (kind is UserError and rank != "0") or "peer" in text or "NCCL" in text:
+        time.sleep(5)
+    if kind is not UserError:
+        return sys.__excepthook__(kind, error, trace)
+    # A loader's worker wraps its error in a traceback: the line is at the end. And
+    # torch.distributed holds sys.stderr back until this returns: it does not.
+    print("Error:", text.split("UserError: ")[-1].strip(), file=sys.__stderr__)
+    sys.exit(2)
+
+
+sys.excepthook = report
+
+
+class OptionParser(argparse.ArgumentParser):
+    """An ArgumentParser whose --help is the script's docstring, with kind errors."""
+
+    def __init__(self, doc):
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=doc, formatter_class=formatter)
+
+    def error(self, message):
+        raise UserError(f"{message}; --help lists the options")
+
+
+def at_least(least):
+    """Return a type for options: whole numbers from this one on."""
+
+    def whole_number(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return int(text)
+
+    return whole_number
+
+
+def split_evenly(batch_size, processes):
+    """Return the batch size of each process; raise UserError if it is not whole."""
+    if batch_size % processes:
+        raise UserError(
+            f"a batch of {batch_size} cannot be split over {processes} processes: "
+            f"type --batch-size {-(-batch_size // processes) * processes}"
+        )
+    return batch_size // processes

@@ -1,0 +1,148 @@
+"""Data sets and loaders: uint8 batches from the host, arithmetic on the device."""
+
+import functools
+import mmap
+import os
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, default_convert
+from torchvision.transforms.functional import pil_to_tensor
+
+from common.cli import UserError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SAMPLES = REPOSITORY / "data" / "sample"
+# Of ImageNet's images, scaled to 0..1: what torchvision's weights expect
+# (https://pytorch.org/vision/stable/models.html).
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def data_dir(name):
+    """Return the folder of a data set in DATADIR, or else in the repository's data/.
+
+    Raises UserError if it is not there.
+    """
+    folder = Path(os.environ.get("DATADIR") or REPOSITORY / "data", name)
+    if not folder.is_dir():
+        raise UserError(
+            f"no data in {folder}: type `python -m common.download {name}`, or for "
+            "drawings `python -m common.sample_data` and "
+            f"`export DATADIR={SAMPLES}`"
+        )
+    return folder
+
+
+class Photos(Dataset):
+    """The JPEG files of a folder per class, as uint8 images (3, size, size).
+
+    Each is decoded when first asked for, and then kept in memory that the loader's
+    workers share: 3 * size * size bytes an image. Labels are floats, 0, 1, ... in
+    the order of the classes. Raises UserError if a class has no file.
+    """
+
+    def __init__(self, folder, classes, size):
+        self.files, labels = [], []
+        for label, name in enumerate(classes):
+            files = sorted((folder / name).glob("*.jpg"))
+            if not files:
+                raise UserError(
+                    f"no photos in {folder / name}, the data set is incomplete: "
+                    "delete it and download it again"
+                )
+            self.files += files
+            labels += [float(label)] * len(files)
+        self.labels = torch.tensor(labels)
+        memory = mmap.mmap(-1, len(self.files) * (3 * size * size + 1))
+        self.decoded = torch.frombuffer(
+            memory, dtype=torch.bool, count=len(self.files)
+        )
+        images = torch.frombuffer(memory, dtype=torch.uint8, offset=len(self.files))
+        self.images = images.view(-1, size, size, 3)
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitems__(self, indices):  # a whole batch at a time
+        for i in indices:
+            if not self.decoded[i]:
+                self.images[i] = read_photo(self.files[i], self.images.shape[1])
+                self.decoded[i] = True
+        # (N, H, W, 3) in memory, seen as (N, 3, H, W): PyTorch's channels_last.
+        return self.images[indices].permute(0, 3, 1, 2), self.labels[indices]
+
+
+def read_photo(file, size):
+    """Return an image file as a uint8 tensor (size, size, 3), or raise UserError."""
+    try:
+        with Image.open(file) as photo:
+            photo.draft("RGB", (size, size))  # libjpeg decodes at 1/2, 1/4 or 1/8
+            photo = photo.convert("RGB").resize((size, size), Image.BILINEAR)
+    except OSError as error:
+        raise UserError(f"{file} is damaged ({error}): delete it") from None
+    return pil_to_tensor(photo).permute(1, 2, 0)
+
+
+def dogs_vs_cats(size=150):
+    """Return the Photos to train, validate and test on: cats are 0, dogs are 1."""
+    folder = data_dir("dogs-vs-cats") / "train-2000"
+    splits = "train", "validation", "test"
+    return [Photos(folder / split, ["cats", "dogs"], size) for split in splits]
+
+
+def make_loader(dataset, batch_size, device, sampler=None, shuffle=False):
+    """Return a DataLoader of batches (images, labels) from a set with __getitems__.
+
+    A GPU is fed by worker processes, one for each CPU that this process may use
+    besides its own. Without a GPU they would only take the CPUs from the model.
+    """
+    cpus = len(os.sched_getaffinity(0)) if device.type != "cpu" else 1
+    cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
+    workers = min(16, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1)
+    return DataLoader(
+        dataset,
+        batch_size,
+        shuffle,
+        sampler,
+        num_workers=max(0, workers),
+        persistent_workers=workers > 0,
+        pin_memory=device.type != "cpu",
+        collate_fn=default_convert,
+    )
+
+
+@functools.cache  # copied once per device: a copy in each step would wait for it
+def mean_and_std(device):
+    return torch.tensor([MEAN, STD], device=device).mul(255).view(2, 3, 1, 1)
+
+
+def normalise(images):
+    """Return uint8 images (N, 3, H, W) as floats of about mean 0 and deviation 1."""
+    mean, std = mean_and_std(images.device)
+    return (
+        images.to(torch.float32, memory_format=torch.channels_last)
+        .sub_(mean)
+        .div_(std)
+    )
+
+
+def augment(images):
+    """Return normalised images (N, 3, H, W), scaled, sheared, some of them mirrored.
+
+    Scale 0.8 to 1.2, shear up to 0.2 of the height, both about the centre and drawn
+    for each image. What comes in from outside is 0, the mean colour.
+    """
+    n, device = len(images), images.device
+    scale = torch.empty(n, device=device).uniform_(0.8, 1.2)
+    shear = torch.empty(n, device=device).uniform_(-0.2, 0.2)
+    mirror = torch.randint(0, 2, (n,), device=device) * 2 - 1
+    theta = torch.zeros(n, 2, 3, device=device)
+    theta[:, 0, 0], theta[:, 0, 1], theta[:, 1, 1] = (
+        mirror / scale,
+        shear / scale,
+        1 / scale,
+    )
+    grid = F.affine_grid(theta, images.shape, align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)

@@ -1,0 +1,53 @@
+"""Which process this is, and which device is its own."""
+
+import os
+import sys
+
+import torch
+
+from common.cli import UserError
+
+
+def get_ranks():
+    """Return (rank, local_rank, world_size), as torchrun gave them to this process.
+
+    rank counts the processes of the job, local_rank those of this node. Raises
+    UserError if torchrun did not start this process.
+    """
+    try:
+        return tuple(
+            int(os.environ[k]) for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        )
+    except KeyError:
+        raise UserError(
+            f"{sys.argv[0]} wants one process per GPU, started by torchrun: "
+            f"type `bash run-2gpus.sh {sys.argv[0]}`"
+        ) from None
+
+
+def get_device(local_rank=None):
+    """Return this node's GPU of that number, or the CPU if the node has no GPU.
+
+    A script for one process gives no number. Raises UserError if it was started as
+    several, or if there are more processes than GPUs on this node.
+    """
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if local_rank is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UserError(
+            f"{sys.argv[0]} is for one process: type `bash run.sh {sys.argv[0]}`, "
+            "or start its multi-GPU twin"
+        )
+    # Apple's GPU is left out: there is one of it, and DDP has no backend for it.
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or not torch.accelerator.is_available() or kind.type == "mps":
+        return torch.device("cpu")
+    gpus = torch.accelerator.device_count()
+    if processes > gpus:
+        raise UserError(
+            f"{processes} processes, but {gpus} GPU on this node: type "
+            f"--nproc-per-node={gpus}, or CUDA_VISIBLE_DEVICES= in front to use CPUs"
+        )
+    torch.accelerator.set_device_index(local_rank or 0)
+    torch.set_float32_matmul_precision("high")  # TF32, as in cuDNN's convolutions
+    torch.backends.cudnn.benchmark = True  # shapes stay the same: try, then keep
+    return torch.device(kind.type, local_rank or 0)

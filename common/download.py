@@ -1,0 +1,128 @@
+"""Fetches data sets and weights, on a login node: compute nodes have no network.
+
+    python -m common.download dogs-vs-cats vgg16
+
+Data goes to DATADIR, or else to data/ here; weights go to torch.hub's folder. What
+breaks off goes on at the next call. Nothing has its name before it is whole.
+"""
+
+import hashlib
+import io
+import os
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+from common.cli import OptionParser, UserError
+from common.data import REPOSITORY, read_photo
+from common.models import VGG16_URL, WEIGHTS
+
+DOGS_VS_CATS_URL = (
+    "https://download.microsoft.com/download/3/E/1/"
+    "3E1C3F21-ECDB-4869-8368-6DEBA77B919F/kagglecatsanddogs_5340.zip"
+)
+
+
+def fetch(url, file, sha256=""):
+    """Download url to this file, going on where an earlier call broke off.
+
+    sha256: what the checksum begins with. Raises UserError, and leaves no file of
+    that name, if the server is out of reach or sends something else.
+    """
+    part = file.with_name(f"{file.name}.part")
+    total = have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"})
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            have *= reply.status == 206  # 200: all of it comes, from the start
+            total = have + int(reply.headers["Content-Length"])
+            with open(part, "ab" if have else "wb") as out:
+                while block := reply.read(1 << 20):
+                    have += out.write(block)
+                    print(f"\r{file.name}: {have / total:.0%}", end="", flush=True)
+        print()
+    except (OSError, ValueError) as error:
+        if getattr(error, "code", 0) != 416:  # 416: there is no more than we have
+            raise UserError(f"{url}: {error}; try again on a login node") from None
+    if part.stat().st_size < total:
+        raise UserError(f"{url} broke off: type the same again, and it goes on")
+    if not hashlib.sha256(part.read_bytes()).hexdigest().startswith(sha256):
+        part.unlink()
+        raise UserError(f"{url} came damaged: type the same again, or another --url")
+    part.rename(file)
+
+
+def dogs_vs_cats(url=DOGS_VS_CATS_URL):
+    """Fetch the 25,000 photos into dogs-vs-cats/train-2000/SPLIT/KIND/."""
+    target = Path(os.environ.get("DATADIR") or REPOSITORY / "data", "dogs-vs-cats")
+    archive, unpacking = target.with_suffix(".zip"), target.with_suffix(".unpacking")
+    if target.exists():
+        return print(f"{target} is there already")
+    if not archive.exists():
+        fetch(url, archive)
+    shutil.rmtree(unpacking, ignore_errors=True)
+    try:
+        with zipfile.ZipFile(archive) as photos:
+            for kind in ("Cat", "Dog"):
+                unpack(photos, kind, unpacking / "train-2000")
+    except (zipfile.BadZipFile, UserError) as error:
+        archive.unlink()
+        raise UserError(f"{url} is not the archive ({error}): try --url") from None
+    unpacking.rename(target)
+    archive.unlink()
+    print(f"Unpacked to {target}")
+
+
+def unpack(photos, kind, target):
+    """Unpack PetImages/KIND/N.jpg of the zip file into the splits.
+
+    In the order of their numbers, without the few that do not decode, 1,000 are for
+    training, 500 for validation, and the rest for testing. Raises UserError if there
+    is no rest.
+    """
+    folder, count = f"PetImages/{kind}/", 0
+    names = [
+        n for n in photos.namelist() if n.startswith(folder) and n.endswith(".jpg")
+    ]
+    for name in sorted(names, key=lambda name: int(Path(name).stem)):
+        photo = photos.read(name)
+        try:
+            read_photo(io.BytesIO(photo), 150)
+        except UserError:
+            continue
+        split = "train" if count < 1000 else "validation" if count < 1500 else "test"
+        file = (
+            target / split / f"{kind.lower()}s" / f"{kind.lower()}.{Path(name).name}"
+        )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(photo)
+        count += 1
+    print(f"{kind}: {count} of {len(names)} photos decode")
+    if count <= 1500:
+        raise UserError(f"{count} photos in {folder}")
+
+
+def vgg16(url=VGG16_URL):
+    """Fetch the ImageNet weights of VGG16; their name holds the checksum."""
+    file = WEIGHTS["vgg16"]
+    if file.exists():
+        return print(f"{file} is there already")
+    fetch(url, file, sha256=file.stem.split("-")[1])
+    print(f"Saved {file}")
+
+
+def main():
+    names = {"dogs-vs-cats": dogs_vs_cats, "vgg16": vgg16}
+    parser = OptionParser(__doc__)
+    parser.add_argument("names", nargs="+", choices=names, metavar="NAME")
+    parser.add_argument("--url", help="fetch it from another address")
+    args = parser.parse_args()
+    for name in args.names:
+        names[name](*[args.url] if args.url else [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+# Sourced by every run script, and by you on a login node. It sets PYTHON, the command that
+# starts a Python with PyTorch, and whatever else common/sites/NAME.sh says.
+# NAME: $SITE, else the name of the Slurm cluster, else venv. It never exits your shell.
+common=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+site=${SITE:-${SLURM_CLUSTER_NAME:-venv}}
+if [[ ! -f $common/sites/$site.sh && ! ${SITE:-} ]]; then
+    site=venv
+fi
+if [[ ! -f $common/sites/$site.sh ]]; then
+    echo "Error: no common/sites/$site.sh: set SITE to one of $(cd "$common/sites" && echo *.sh)" >&2
+    return 2
+fi
+PYTHON=(python)
+source "$common/sites/$site.sh"
+if ! "${PYTHON[@]}" -c 'from importlib.util import find_spec as f; exit(not f("torch"))'; then
+    echo "Error: no PyTorch for ${PYTHON[*]}: type \`make venv\` in $(dirname "$common")," \
+        "or name your site, SITE=..." >&2
+    return 2
+fi
+
+# One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+# gpus N: outside of Slurm, and with fewer GPUs than N here, use N CPU cores instead.
+gpus() {
+    local count='import torch; print(torch.accelerator.device_count())'
+    if [[ ! ${SLURM_JOB_ID:-} ]] && (($("${PYTHON[@]}" -c "$count") < $1)); then
+        export CUDA_VISIBLE_DEVICES='' HIP_VISIBLE_DEVICES=''
+    fi
+}

@@ -1,0 +1,108 @@
+"""What a run says and leaves behind: lines, TensorBoard scalars, and its result."""
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from common.cli import UserError
+
+
+class RunLog:
+    """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
+
+    Where enabled is false it does nothing: of many processes, one reports. Files go
+    to logs/ in the working directory; each run has a folder of its own there.
+    """
+
+    def __init__(self, args, device, world_size=1, enabled=True):
+        """args: the script's options; args.batch_size is per GPU.
+
+        Raises UserError if logs/ cannot be written.
+        """
+        self.enabled = enabled
+        if not enabled:
+            return
+        # Slow to import, and only one process needs it.
+        from torch.utils.tensorboard import SummaryWriter
+
+        script = Path(sys.argv[0]).stem
+        job = os.environ.get("SLURM_JOB_ID") or f"{time.time():.0f}-{os.getpid()}"
+        try:
+            self.writer = SummaryWriter(Path("logs", f"{script}-{job}"))
+        except OSError as error:
+            raise UserError(f"cannot write logs/: {error.strerror}") from None
+        gpu = device.type != "cpu"
+        unit = "GPU" if gpu else "CPU core"
+        self.device, self.epochs = device, []
+        self.fields = {
+            "script": script,
+            "gpus": world_size,
+            "device": torch.cuda.get_device_name(device) if gpu else unit,
+            "batch_per_gpu": args.batch_size,
+            "batch": args.batch_size * world_size,
+            "options": vars(args),
+        }
+        self.print(f"{script} on {world_size} x {self.fields['device']}")
+        units = unit if world_size == 1 else f"{unit}s"
+        batches = f"{args.batch_size} per {unit} x {world_size} {units}"
+        self.print(f"Batch size: {batches} = {self.fields['batch']}")
+
+    def print(self, line):
+        if self.enabled:
+            print(line, flush=True)
+
+    def epoch(self, epoch, images, seconds, **parts):
+        """Report an epoch; they are numbered from 1.
+
+        images: how many the whole job trained on; seconds: what that took, without
+        the validation; parts: for example train={"loss": 0.1, "accuracy": 98.7}.
+        """
+        if not self.enabled:
+            return
+        self.epochs.append((images, seconds))
+        self.writer.add_scalar("images_per_second", images / seconds, epoch)
+        line = f"Epoch {epoch}: {seconds:.1f} s, {images / seconds:.1f} images/s"
+        for part, values in parts.items():
+            line += f"; {part}"
+            for name, value in values.items():
+                self.writer.add_scalar(f"{part}/{name}", value, epoch)
+                line += f" {name} {value:.4g}" + " %" * (name == "accuracy")
+        self.print(line)
+
+    def finish(self, **fields):
+        """Add this run to logs/results.jsonl, with these fields besides its own.
+
+        Its speed is the median of epochs 2 to --epochs: the first starts workers and
+        reads files; later ones are fine-tuning.
+        """
+        if not self.enabled:
+            return
+        epochs = self.epochs[: self.fields["options"]["epochs"]]
+        images, seconds = zip(*(epochs[1:] or epochs), strict=True)
+        self.fields |= {
+            "images_per_epoch": images[0],
+            "seconds_per_epoch": statistics.median(seconds),
+            "images_per_second": images[0] / statistics.median(seconds),
+            "peak_memory_gb": peak_memory(self.device) / 1e9,
+            "torch": torch.__version__,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            **fields,
+        }
+        self.writer.close()
+        with open("logs/results.jsonl", "a") as file:
+            file.write(json.dumps(self.fields) + "\n")
+        self.print("Result added to logs/results.jsonl")
+
+
+def peak_memory(device):
+    """Return the most bytes that this process had, on its GPU or in main memory."""
+    if device.type != "cpu":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of the two systems
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

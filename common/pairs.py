@@ -1,0 +1,14 @@
+"""The pairs of scripts: what differs between the two of a pair is one lesson."""
+
+EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
+STRONG = "exercise8/solutions/strong_scaling"
+
+# left, right, tag of the lesson, most rows in diff -y --suppress-common-lines
+PAIRS = [
+    (f"{EIGHT}.py", f"{EIGHT}_multigpu.py", "DDP", 20),
+    (f"{EIGHT}.py", f"{EIGHT}_largedata.py", "DATA", 4),
+    (f"{EIGHT}_multigpu.py", f"{EIGHT}_largedata_multigpu.py", "DATA", 4),
+    (f"{EIGHT}_largedata.py", f"{EIGHT}_largedata_multigpu.py", "DDP", 20),
+    (f"{EIGHT}_multigpu.py", f"{STRONG}.py", "STRONG", 4),
+    (f"{EIGHT}_largedata_multigpu.py", f"{STRONG}_largedata.py", "STRONG", 4),
+]

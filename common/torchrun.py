@@ -1,0 +1,31 @@
+"""torchrun, but a failed job ends with the words and status of the rank that failed.
+
+    python -m common.torchrun --standalone --nproc-per-node=2 SCRIPT.py [OPTIONS]
+
+torchrun itself adds pages of its own and always exits with status 1.
+"""
+
+import logging
+import os
+import signal
+import sys
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read by the imports below
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.run import main
+
+logging.disable(logging.ERROR)
+try:
+    main()
+except ChildFailedError as error:
+    # A rank that a signal ended has a negative status; for those that torchrun ended
+    # it is -15, the lowest. So the highest one belongs to the rank to blame.
+    failures = {f.exitcode: rank for rank, f in error.failures.items()}
+    status = max(failures)
+    if status < 0:
+        name = signal.Signals(-status).name
+        print(f"Error: rank {failures[status]} was ended by {name}", file=sys.stderr)
+    sys.exit(status if status > 0 else 128 - status)
+except RendezvousError:
+    sys.exit("Error: no connection to the first node's torchrun; has it failed?")
