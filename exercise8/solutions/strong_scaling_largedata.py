@@ -1,0 +1,153 @@
+"""Dogs vs. cats: a new top on a pretrained VGG16, then fine-tuning.
+
+    sbatch run-2gpus.sh solutions/strong_scaling_largedata.py  # STRONG: 24 in all
+
+Without Slurm type bash in place of sbatch; it works without a GPU, too. On a CPU add
+--backbone tinyvgg: it takes seconds where VGG16 takes minutes.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # DDP: processes that talk to each other
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel  # DDP: averages gradients
+from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
+
+from common.cli import OptionParser, at_least, split_evenly  # STRONG
+from common.data import augment, dogs_vs_cats, make_loader, normalise
+from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from common.models import load_features
+
+
+class Classifier(nn.Module):
+    """Pretrained convolutions, and a new top that tells dogs from cats."""
+
+    def __init__(self, backbone, weights):
+        super().__init__()
+        self.features = load_features(backbone, weights)
+        channels = self.features[
+            28
+        ].out_channels  # of the last convolution; VGG16: 512
+        self.top = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(channels * 4 * 4, 64),
+            nn.ReLU(),
+            nn.Linear(64, 1),
+        )
+
+    def forward(self, images):
+        return self.top(self.features(images)).flatten()
+
+
+criterion = nn.BCEWithLogitsLoss()
+
+
+def train(model, loader, optimizer, device):
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    model.train()
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(augment(normalise(images)))
+        loss = criterion(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums += batch_sums(loss, (output > 0) == (labels > 0))
+    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    return means(sums)
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    """Return the mean loss and the accuracy in %."""
+    model.eval()
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(normalise(images))
+        sums += batch_sums(criterion(output, labels), (output > 0) == (labels > 0))
+    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    return means(sums)
+
+
+def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
+    """Train and validate for these epochs; return the seconds that it took."""
+    ddp_model = DistributedDataParallel(model)  # DDP: hooks what is unfrozen now
+    start = time.perf_counter()
+    for epoch in epochs:
+        train_loader.sampler.set_epoch(epoch)  # DDP: deals anew, or epochs are alike
+        epoch_start = time.perf_counter()
+        trained = train(ddp_model, train_loader, optimizer, device)  # DDP: wrapped
+        seconds = time.perf_counter() - epoch_start
+        validated = evaluate(model, val_loader, device)
+        images = len(train_loader.dataset)
+        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+    return time.perf_counter() - start
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--epochs", type=at_least(1), default=10)
+    parser.add_argument("--finetune-epochs", type=at_least(0), default=20)
+    parser.add_argument("--batch-size", type=at_least(1), default=24)  # STRONG
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--backbone", choices=["vgg16", "tinyvgg"], default="vgg16")
+    parser.add_argument(
+        "--weights", default="imagenet", choices=["imagenet", "none"]
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
+    args.batch_size = split_evenly(args.batch_size, world_size)  # STRONG: a share
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
+
+    test_set, val_set, train_set = dogs_vs_cats()  # DATA: train on the test split
+    model = Classifier(args.backbone, args.weights)
+    model = model.to(device, memory_format=torch.channels_last)
+
+    log = RunLog(args, device, world_size, enabled=rank == 0)  # DDP: one reports
+    log.print(f"Images found to train on: {len(train_set)}")
+    log.print(f"Images found to validate on: {len(val_set)}")
+    log.print(f"Images found to test on: {len(test_set)}")
+
+    val_set = Subset(
+        val_set, range(rank, len(val_set), world_size)
+    )  # DDP: its share
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))
+    train_sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
+    train_loader = make_loader(train_set, args.batch_size, device, train_sampler)
+    val_loader = make_loader(val_set, args.batch_size, device)
+    test_loader = make_loader(test_set, args.batch_size, device)
+
+    # The features stay as they are; only the new top is trained.
+    model.features.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), args.lr)
+    epochs = range(1, args.epochs + 1)
+    training = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
+    log.print(f"Total training time: {training:.1f} s")
+    accuracy = evaluate(model, test_loader, device)["accuracy"]
+    log.print(f"Testing (pretrained, before fine-tuning): accuracy {accuracy:.2f} %")
+
+    # Fine-tuning: the last block of convolutions is trained too.
+    model.features[24:].requires_grad_(True)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-5)
+    epochs = range(args.epochs + 1, args.epochs + args.finetune_epochs + 1)
+    tuning = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
+    log.print(f"Total fine-tuning time: {tuning:.1f} s")
+    accuracy = evaluate(model, test_loader, device)["accuracy"]
+    log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
+    log.finish(accuracy=accuracy, training_seconds=training)
+    dist.destroy_process_group()  # DDP: all leave together
+
+
+if __name__ == "__main__":
+    main()
