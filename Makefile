@@ -1,0 +1,27 @@
+SHELL := /bin/bash
+PYTHON ?= python3
+DEMO := --backbone tinyvgg --epochs 10 --finetune-epochs 2
+.PHONY: demo test lint bench venv
+
+demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
+	@.venv/bin/python -m common.sample_data
+	@source common/env.sh && gpus 2 && cd exercise8 && export DATADIR=../data/sample && \
+	bash run.sh pytorch_dvc_cnn_pretrained.py $(DEMO) && echo && \
+	bash run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py $(DEMO) && \
+	tail -n 2 logs/results.jsonl | "$${PYTHON[@]}" -m common.compare /dev/stdin
+
+test: lint
+	.venv/bin/python -m pytest
+
+lint: venv
+	.venv/bin/ruff check && .venv/bin/ruff format --check
+
+bench: venv
+	.venv/bin/python -m bench
+
+venv: .venv/installed
+
+.venv/installed: requirements.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
