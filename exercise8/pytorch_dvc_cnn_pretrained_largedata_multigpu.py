@@ -118,9 +118,7 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    val_set = Subset(
-        val_set, range(rank, len(val_set), world_size)
-    )  # DDP: its share
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: a share
     test_set = Subset(test_set, range(rank, len(test_set), world_size))
     train_sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
     train_loader = make_loader(train_set, args.batch_size, device, train_sampler)

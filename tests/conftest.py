@@ -1,0 +1,58 @@
+"""What the tests share: sample data, a copy of a room to run in, and how to run."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+os.environ["OMP_NUM_THREADS"] = "1"
+QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
+
+
+def draw(folder, scale):
+    command = [sys.executable, "-m", "common.sample_data", "--to", folder]
+    subprocess.run([*command, "--scale", str(scale)], cwd=REPOSITORY, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory):
+    """DATADIR with 64 images to train on, 20 to validate, 40 to test."""
+    return draw(tmp_path_factory.mktemp("sample"), 0.1)
+
+
+@pytest.fixture
+def room(tmp_path):
+    """A copy of exercise8/, so that logs/ is written there; common/ is the real one."""
+    (tmp_path / "common").symlink_to(REPOSITORY / "common")
+    ignored = shutil.ignore_patterns("logs", "__pycache__")
+    exercise = REPOSITORY / "exercise8"
+    return shutil.copytree(
+        exercise, tmp_path / "room", symlinks=True, ignore=ignored
+    )
+
+
+def run(command, folder, datadir="", timeout=300, **env):
+    """Run a command line in a folder as a user would; return the finished process."""
+    env = {**os.environ, "DATADIR": str(datadir), "PYTHONWARNINGS": "default", **env}
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def torchrun(processes, command, folder, datadir="", **env):
+    """Run a script under our torchrun as so many processes."""
+    launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
+    return run(
+        [*launch, f"--nproc-per-node={processes}", *command], folder, datadir, **env
+    )

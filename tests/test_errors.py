@@ -1,0 +1,168 @@
+"""A user's mistake: one line that says what to type next, status 2, nothing written."""
+
+import os
+import shutil
+import sys
+
+import pytest
+from conftest import QUICK, run
+
+NAME = "pytorch_dvc_cnn_pretrained"
+ONE, TWO = f"{NAME}.py", f"{NAME}_multigpu.py"
+
+
+def fails(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("Error: ")
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert done.stdout == ""
+
+
+@pytest.fixture
+def broken(sample, tmp_path):
+    """A copy of the sample data, to be broken."""
+    return shutil.copytree(sample, tmp_path / "broken")
+
+
+@pytest.mark.parametrize("launch, script", [("run.sh", ONE), ("run-2gpus.sh", TWO)])
+def test_no_data(launch, script, room, tmp_path):
+    done = run(["bash", launch, script, *QUICK], room, tmp_path / "none")
+    fails(
+        done,
+        "no data",
+        "python -m common.download dogs-vs-cats",
+        "common.sample_data",
+    )
+    assert not (room / "logs").exists()
+
+
+def test_half_unpacked(room, broken):
+    shutil.rmtree(broken / "dogs-vs-cats/train-2000/test/dogs")
+    done = run(["bash", "run.sh", ONE, *QUICK], room, broken)
+    fails(done, "incomplete", "test/dogs", "download it again")
+    assert not (room / "logs").exists()
+
+
+def test_damaged_photo(room, broken):
+    photo = next((broken / "dogs-vs-cats/train-2000/train/cats").iterdir())
+    photo.write_bytes(photo.read_bytes()[:200])
+    done = run(["bash", "run-2gpus.sh", TWO, *QUICK], room, broken)
+    assert done.returncode == 2
+    assert f"Error: {photo}" in done.stderr and "delete it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("launch, script", [("run.sh", ONE), ("run-2gpus.sh", TWO)])
+def test_no_weights_and_no_network(launch, script, room, sample, tmp_path):
+    done = run(
+        ["bash", launch, script], room, sample, TORCH_HOME=str(tmp_path / "none")
+    )
+    fails(
+        done, "no weights", "python -m common.download vgg16", "--backbone tinyvgg"
+    )
+    assert not (room / "logs").exists()
+
+
+def test_damaged_weights(room, sample, tmp_path):
+    file = tmp_path / "hub/checkpoints/vgg16-397923af.pth"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"half a file")
+    done = run(["bash", "run.sh", ONE], room, sample, TORCH_HOME=str(tmp_path))
+    fails(done, str(file), "damaged", "delete it")
+
+
+def test_ddp_script_started_with_python(room, sample):
+    done = run([sys.executable, TWO], room, sample)
+    fails(done, "torchrun", f"bash run-2gpus.sh {TWO}")
+
+
+def test_plain_script_started_as_two_processes(room, sample):
+    done = run(["bash", "run-2gpus.sh", ONE], room, sample)
+    fails(done, "one process", f"bash run.sh {ONE}")
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    import torch
+
+    from common.cli import UserError
+    from common.device import get_device
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda: torch.device("cuda")
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(
+        UserError, match="2 processes, but 1 GPU.*--nproc-per-node=1"
+    ):
+        get_device(1)
+
+
+def test_batch_that_cannot_be_split(room, sample):
+    command = [
+        "bash",
+        "run-2gpus.sh",
+        "solutions/strong_scaling.py",
+        "--batch-size",
+        "25",
+    ]
+    fails(run(command, room, sample), "25 cannot be split over 2", "--batch-size 26")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--epochs", "0"),
+        ("--batch-size", "-1"),
+        ("--backbone", "vgg19"),
+        ("--lr", "x"),
+    ],
+)
+def test_bad_option(option, room, sample):
+    done = run([sys.executable, ONE, *option], room, sample)
+    fails(done, option[0], "--help")
+
+
+def test_bad_option_of_two_processes_is_told_once(room, sample):
+    fails(
+        run(["bash", "run-2gpus.sh", TWO, "--epochs", "0"], room, sample), "--epochs"
+    )
+
+
+@pytest.mark.parametrize(
+    "launch", ["run.sh", "run-2gpus.sh", "run-8gpus.sh", "run-2nodes.sh"]
+)
+@pytest.mark.parametrize("script", [[], ["none.py"]])
+def test_no_script(launch, script, room):
+    fails(run(["bash", launch, *script], room), "no script", f"sbatch {launch}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_unwritable_logs(room, sample):
+    room.chmod(0o500)
+    fails(run(["bash", "run.sh", ONE, *QUICK], room, sample), "cannot write logs")
+
+
+def test_logs_is_a_file(room, sample):
+    (room / "logs").write_text("")
+    fails(run(["bash", "run.sh", ONE, *QUICK], room, sample), "cannot write logs")
+
+
+def test_unknown_site(room):
+    done = run(["bash", "run.sh", ONE], room, SITE="nowhere")
+    fails(done, "nowhere.sh", "lumi.sh")
+
+
+def test_no_pytorch(room, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin/python").chmod(0o755)
+    sites = tmp_path / "common"
+    sites.unlink()
+    repository = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    shutil.copytree(f"{repository}/common", sites)  # no .venv beside this copy
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    fails(run(["bash", "run.sh", ONE], room, PATH=path), "no PyTorch", "make venv")
