@@ -33,9 +33,9 @@ def fetch(url, file, sha256=""):
     """
     part = file.with_name(f"{file.name}.part")
     total = have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"})
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"})
         with urllib.request.urlopen(request, timeout=60) as reply:
             have *= reply.status == 206  # 200: all of it comes, from the start
             total = have + int(reply.headers["Content-Length"])

@@ -28,7 +28,7 @@ def sample(tmp_path_factory):
 
 @pytest.fixture
 def room(tmp_path):
-    """A copy of exercise8/, so that logs/ is written there; common/ is the real one."""
+    """A copy of exercise8/, where logs/ can be written; common/ is the real one."""
     (tmp_path / "common").symlink_to(REPOSITORY / "common")
     ignored = shutil.ignore_patterns("logs", "__pycache__")
     exercise = REPOSITORY / "exercise8"
@@ -38,8 +38,8 @@ def room(tmp_path):
 
 
 def run(command, folder, datadir="", timeout=300, **env):
-    """Run a command line in a folder as a user would; return the finished process."""
-    env = {**os.environ, "DATADIR": str(datadir), "PYTHONWARNINGS": "default", **env}
+    """Run a command in a folder as a user would; return the finished process."""
+    env = {**os.environ, "DATADIR": str(datadir), **env}
     return subprocess.run(
         [str(word) for word in command],
         cwd=folder,
@@ -53,6 +53,5 @@ def run(command, folder, datadir="", timeout=300, **env):
 def torchrun(processes, command, folder, datadir="", **env):
     """Run a script under our torchrun as so many processes."""
     launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
-    return run(
-        [*launch, f"--nproc-per-node={processes}", *command], folder, datadir, **env
-    )
+    launch.append(f"--nproc-per-node={processes}")
+    return run([*launch, *command], folder, datadir, **env)

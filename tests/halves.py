@@ -1,6 +1,6 @@
-"""Ten steps of a script's train() on the same batches of 20, of which each rank has a part.
+"""Ten steps of a script's train() on batches of 20, of which each rank has a share.
 
-Saves the weights to WORLD_SIZE.pt. Without augmentation: it is random, and per rank.
+Saves the weights to WORLD_SIZE.pt. Without augmentation, which is random.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A user's mistake: one line that says what to type next, status 2, nothing written."""
+"""A user's mistake: a line of what to type next, status 2, nothing written."""
 
 import os
 import shutil
@@ -96,7 +96,7 @@ def test_more_processes_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(
-        UserError, match="2 processes, but 1 GPU.*--nproc-per-node=1"
+        UserError, match=r"2 processes, but 1 GPU.*--nproc-per-node=1"
     ):
         get_device(1)
 

@@ -1,0 +1,142 @@
+"""Data sets, loaders, and what happens to a batch on its way to the model."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import draw
+from PIL import Image
+from torch.utils.data import Subset
+
+from common import data
+from common.data import augment, make_loader, normalise
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def photos(sample, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(sample))
+    return data.dogs_vs_cats()
+
+
+def test_splits_and_labels(photos):
+    assert [len(split) for split in photos] == [64, 20, 40]
+    for split in photos:
+        assert split.labels.tolist() == [0.0] * (len(split) // 2) + [1.0] * (
+            len(split) // 2
+        )
+        assert all(f.parent.name == "cats" for f in split.files[: len(split) // 2])
+        assert all(f.parent.name == "dogs" for f in split.files[len(split) // 2 :])
+
+
+def test_a_batch_is_the_photos_resized(photos):
+    images, labels = photos[0].__getitems__([3, 40])
+    assert images.shape == (2, 3, 150, 150) and images.dtype == torch.uint8
+    assert labels.tolist() == [0.0, 1.0]
+    whole = Image.open(photos[0].files[40]).resize((150, 150), Image.BILINEAR)
+    difference = images[1].permute(1, 2, 0).numpy().astype(int) - np.asarray(whole)
+    assert abs(difference).mean() < 2  # of 255: draft() decoded it at another size
+
+
+def test_a_large_photo_is_decoded_small_and_still_right(tmp_path):
+    ramp = np.linspace(0, 255, 1200)[None, :, None] * np.ones((900, 1, 3))
+    Image.fromarray(ramp.astype(np.uint8)).save(tmp_path / "ramp.jpg")
+    small = data.read_photo(tmp_path / "ramp.jpg", 150).float()
+    expected = torch.linspace(0, 255, 150)
+    assert (small.mean((0, 1)) - expected).abs().max() < 2
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P"])
+def test_every_kind_of_image_becomes_rgb(mode, tmp_path):
+    image = Image.new("RGB", (50, 80), (10, 200, 90)).convert(mode)
+    image.save(tmp_path / "image", "PNG" if mode in ("RGBA", "P") else "JPEG")
+    assert data.read_photo(tmp_path / "image", 20).shape == (3, 20, 20)
+
+
+def test_files_are_read_once(photos, monkeypatch):
+    reads = []
+    read_photo = data.read_photo
+    monkeypatch.setattr(
+        data, "read_photo", lambda *args: reads.append(args) or read_photo(*args)
+    )
+    loader = make_loader(photos[0], 10, CPU, shuffle=True)
+    first, second = ([images for images, _ in loader] for _ in range(2))
+    assert len(reads) == 64
+    assert [len(images) for images in first] == [10] * 6 + [4]
+    total = torch.cat(first).sum()
+    assert total == torch.cat(second).sum() and total > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_workers_share_what_they_decoded(photos, monkeypatch):
+    monkeypatch.setattr(
+        data.os, "sched_getaffinity", lambda pid: range(3), raising=False
+    )
+    loader = make_loader(photos[0], 10, torch.device("cuda"), shuffle=True)
+    assert (
+        loader.num_workers == 2 and loader.persistent_workers and loader.pin_memory
+    )
+    labels = torch.cat([labels for _, labels in loader])
+    assert labels.sum() == 32
+    assert photos[0].decoded.all()  # in this process, though the workers decoded
+
+
+@pytest.mark.parametrize(
+    "cpus, slurm, processes, workers",
+    [
+        (8, None, 1, 7),
+        (8, "4", 1, 3),
+        (16, None, 4, 3),
+        (1, None, 1, 0),
+        (99, None, 1, 16),
+    ],
+)
+def test_workers_are_the_cpus_of_the_job(
+    cpus, slurm, processes, workers, photos, monkeypatch
+):
+    monkeypatch.setattr(
+        data.os, "sched_getaffinity", lambda pid: range(cpus), raising=False
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    if slurm:
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm)
+    assert make_loader(photos[0], 10, torch.device("cuda")).num_workers == workers
+    assert make_loader(photos[0], 10, CPU).num_workers == 0
+
+
+def test_an_empty_share_is_no_error(photos):
+    assert list(make_loader(Subset(photos[1], []), 10, CPU)) == []
+
+
+def test_normalise_is_torchvisions():
+    from torchvision.transforms.v2 import functional as F
+
+    images = torch.randint(0, 256, (4, 3, 15, 15), dtype=torch.uint8)
+    expected = F.normalize(F.to_dtype(images, scale=True), data.MEAN, data.STD)
+    torch.testing.assert_close(normalise(images), expected)
+
+
+def test_augmentation_is_drawn_for_each_image_within_bounds():
+    torch.manual_seed(0)
+    y, x = torch.meshgrid(*[torch.linspace(-1, 1, 101)] * 2, indexing="ij")
+    images = torch.stack([x, y, torch.ones_like(x)]).repeat(200, 1, 1, 1)
+    new = augment(images)
+    assert new.shape == images.shape
+    centre = slice(45, 56)
+    across = (new[:, 0, 50, 55] - new[:, 0, 50, 45]) / 0.2  # mirror / scale
+    down = (new[:, 1, 55, 50] - new[:, 1, 45, 50]) / 0.2  # 1 / scale
+    shear = (new[:, 0, 55, 50] - new[:, 0, 45, 50]) / 0.2 / down
+    torch.testing.assert_close(across.abs(), down, rtol=1e-3, atol=1e-3)
+    assert 1 / 1.2 - 0.01 < down.min() < 0.87 and 1.2 < down.max() < 1 / 0.8 + 0.01
+    assert -0.21 < shear.min() < -0.15 and 0.15 < shear.max() < 0.21
+    assert 70 < (across < 0).sum() < 130
+    assert (new[:, 2, centre, centre] - 1).abs().max() < 1e-5
+    assert new[:, 2].min() == 0  # outside of a shrunk image: the mean colour
+
+
+def test_sample_data_is_always_the_same(sample, tmp_path):
+    again = draw(tmp_path, 0.05)
+    files = sorted(again.rglob("*.jpg"))
+    assert len(files) == 62
+    for file in files:
+        assert file.read_bytes() == (sample / file.relative_to(again)).read_bytes()

@@ -1,0 +1,163 @@
+"""download.py against a server on localhost that breaks off, lies, and resumes."""
+
+import hashlib
+import io
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from PIL import Image
+
+from common import download, models
+from common.cli import UserError
+
+
+@pytest.fixture
+def server():
+    """A server of .files, which .breaks off after some bytes and notes .ranges."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path not in server.files:
+                return self.send_error(404)
+            body, asked = server.files[self.path], self.headers.get("Range")
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+            server.ranges.append(start)
+            if not server.resumes:
+                start = 0
+            elif start >= len(body):
+                return self.send_error(416)
+            self.send_response(206 if server.resumes else 200)
+            self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            stop = server.breaks.pop() if server.breaks else len(body)
+            self.wfile.write(body[start : start + stop])
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("localhost", 0), Handler)
+    server.files, server.breaks, server.ranges, server.resumes = {}, [], [], True
+    server.url = f"http://localhost:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def photos(cats=1505, dogs=1503):
+    """A zip like Microsoft's, with small photos and two files that do not decode."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    photo, buffer = buffer.getvalue(), io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for folder, count in (("Cat", cats), ("Dog", dogs)):
+            archive.writestr(f"PetImages/{folder}/Thumbs.db", b"not a photo")
+            for i in range(count):
+                archive.writestr(
+                    f"PetImages/{folder}/{i}.jpg", b"" if i == 666 else photo
+                )
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_fetch_goes_on_where_it_broke_off(server, tmp_path, resumes):
+    body = bytes(range(256)) * 10000
+    server.files["/file"], server.breaks, server.resumes = body, [1000000], resumes
+    with pytest.raises(
+        UserError, match=r"broke off: type the same again|IncompleteRead"
+    ):
+        download.fetch(f"{server.url}/file", tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+    sha256 = hashlib.sha256(body).hexdigest()
+    download.fetch(f"{server.url}/file", tmp_path / "file", sha256[:8])
+    assert (tmp_path / "file").read_bytes() == body
+    assert server.ranges == [0, 1000000]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_fetch_of_what_is_complete_already(server, tmp_path):
+    server.files["/file"] = b"all of it"
+    (tmp_path / "file.part").write_bytes(b"all of it")
+    download.fetch(f"{server.url}/file", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"all of it"
+
+
+def test_fetch_refuses_what_is_damaged(server, tmp_path):
+    server.files["/file"] = b"something else"
+    with pytest.raises(UserError, match=r"damaged"):
+        download.fetch(f"{server.url}/file", tmp_path / "file", "397923af")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:1/x", "nonsense", "{server}/none"]
+)
+def test_fetch_without_a_server(server, url, tmp_path):
+    with pytest.raises(UserError, match=r"login node"):
+        download.fetch(url.format(server=server.url), tmp_path / "file")
+
+
+def test_dogs_vs_cats(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    server.files["/photos.zip"] = photos()
+    download.dogs_vs_cats(f"{server.url}/photos.zip")
+    assert [path.name for path in tmp_path.iterdir()] == ["dogs-vs-cats"]
+    root = tmp_path / "dogs-vs-cats/train-2000"
+    for split, cats, dogs in (
+        ("train", 1000, 1000),
+        ("validation", 500, 500),
+        ("test", 4, 2),
+    ):
+        assert len(list((root / split / "cats").iterdir())) == cats
+        assert len(list((root / split / "dogs").iterdir())) == dogs
+    assert (root / "train/cats/cat.1000.jpg").exists()  # in place of 666
+    assert not list(root.glob("*/*/*.666.jpg"))
+    assert (root / "test/dogs/dog.1502.jpg").exists()
+    download.dogs_vs_cats("http://localhost:1/never")
+    assert "is there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>sorry</html>", photos()[:-500], photos(dogs=20)]
+)
+def test_what_is_not_the_archive_is_never_taken_for_data(
+    server, body, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    server.files["/photos.zip"] = body
+    with pytest.raises(UserError, match=r"not the archive"):
+        download.dogs_vs_cats(f"{server.url}/photos.zip")
+    assert not (tmp_path / "dogs-vs-cats").exists()
+    assert not (tmp_path / "dogs-vs-cats.zip").exists()
+    server.files["/photos.zip"] = photos()
+    download.dogs_vs_cats(f"{server.url}/photos.zip")
+    assert (tmp_path / "dogs-vs-cats").exists()
+
+
+def test_vgg16(server, tmp_path, monkeypatch):
+    body = b"the weights"
+    name = f"vgg16-{hashlib.sha256(body).hexdigest()[:8]}.pth"
+    monkeypatch.setitem(models.WEIGHTS, "vgg16", tmp_path / "hub" / name)
+    server.files["/weights"] = body
+    download.vgg16(f"{server.url}/weights")
+    assert (tmp_path / "hub" / name).read_bytes() == body
+
+
+def test_the_command(tmp_path):
+    import sys
+
+    from conftest import REPOSITORY, run
+
+    command = [sys.executable, "-m", "common.download"]
+    done = run([*command, "mnist8k"], REPOSITORY, tmp_path)
+    assert done.returncode == 2 and "dogs-vs-cats" in done.stderr
+    done = run(
+        [*command, "dogs-vs-cats", "--url", "http://localhost:1/x"],
+        REPOSITORY,
+        tmp_path,
+    )
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
