@@ -17,7 +17,9 @@ lint: venv
 	.venv/bin/ruff check && .venv/bin/ruff format --check
 
 bench: venv
-	.venv/bin/python -m bench
+	@.venv/bin/python -m common.sample_data > /dev/null
+	@source common/env.sh && cd bench && DATADIR=$${DATADIR:-../data/sample} \
+	"$${PYTHON[@]}" bench.py
 
 venv: .venv/installed
 

@@ -1,0 +1,172 @@
+"""What is measured of exercise 8. Its large-data scripts have the same loops."""
+
+import json
+import os
+import subprocess
+import sys
+
+import plain
+import torch
+import torch.distributed as dist
+from measure import measure, row
+from torch.nn.parallel import DistributedDataParallel
+
+from common.data import (
+    REPOSITORY,
+    Photos,
+    augment,
+    data_dir,
+    dogs_vs_cats,
+    make_loader,
+    normalise,
+)
+from common.device import get_device, get_ranks
+
+sys.path.insert(0, str(REPOSITORY / "exercise8"))
+import pytorch_dvc_cnn_pretrained as script
+import pytorch_dvc_cnn_pretrained_multigpu as multigpu
+
+BACKBONES = "vgg16", "tinyvgg"
+BATCH = 25
+SECONDS = 2.0  # about how long one repeat of a case takes
+
+
+def input_only(repeats):
+    """Yield the rows of the loader alone, on one core: files to batches."""
+    folder = data_dir("dogs-vs-cats") / "train-2000" / "train"
+    some = torch.randperm(len(dogs_vs_cats()[0]))[:200].tolist()
+
+    def own(then=lambda images: images):
+        train_set = Photos(folder, ["cats", "dogs"], 150)  # it has read nothing yet
+        for images, _ in make_loader(train_set, BATCH, torch.device("cpu"), some):
+            then(images)
+        return len(some)
+
+    def plainly():
+        for _ in plain.make_loader(folder, some, BATCH):
+            pass
+        return len(some)
+
+    # env.sh tunes how memory is allocated, and that helps the plain way too. So it is
+    # also measured as it comes: in a process of its own, without these settings.
+    command = [sys.executable, plain.__file__, str(folder), json.dumps(some)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+
+    def plainly_as_it_comes():
+        print("go", file=child.stdin, flush=True)
+        child.stdout.readline()
+        return len(some)
+
+    cases = {"own": own, "plain": plainly, "as it comes": plainly_as_it_comes}
+    cases["augmented"] = lambda: own(lambda images: augment(normalise(images)))
+    speeds = measure(cases, repeats)
+    child.communicate()
+    name = "exercise 8, input only, one core"
+    yield row(name, "plain", speeds["as it comes"])
+    yield row(name, "plain, with env.sh", speeds["plain"])
+    yield row(name, "loader / plain", speeds["own"], speeds["as it comes"], 2.2)
+    yield row(name, "loader / plain, with env.sh", speeds["own"], speeds["plain"])
+    what = "loader and augmentation / plain"
+    yield row(name, what, speeds["augmented"], speeds["as it comes"])
+
+
+class Setup:
+    """A model of the main phase, its optimizer, and how to train it on batches."""
+
+    def __init__(self, backbone, device, memory_format=torch.channels_last):
+        self.model = script.Classifier(backbone, "none")  # weights change no speed
+        self.model = self.model.to(device, memory_format=memory_format)
+        self.model.features.requires_grad_(False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+        self.device = device
+
+    def train(self, loader):
+        script.train(self.model, loader, self.optimizer, self.device)
+
+    def steps(self, batch):
+        """Return how many steps on this batch take about SECONDS, at least 2."""
+
+        def two():
+            self.train([batch] * 2)
+            return 2
+
+        return max(2, round(SECONDS * max(measure({"two": two}, 2)["two"])))
+
+
+def single(backbone, repeats):
+    """Yield the rows of the script for one GPU: its ceiling, and the plain way."""
+    device, train_set = get_device(), dogs_vs_cats()[0]
+    folder = data_dir("dogs-vs-cats") / "train-2000" / "train"
+    own = Setup(backbone, device)
+    other = Setup(backbone, device, torch.contiguous_format)
+    images, labels = train_set.__getitems__(range(BATCH))
+    batch = images.to(device), labels.to(device)
+    steps = own.steps(batch)
+    some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
+    few = some[: 8 * BATCH]
+    loader = make_loader(train_set, BATCH, device, some)
+    plain_loader = plain.make_loader(folder, few, BATCH)
+
+    def ceiling():
+        own.train([batch] * steps)
+        return steps * BATCH
+
+    def own_loop():
+        own.train(loader)
+        return steps * BATCH
+
+    def plainly():
+        args = other.model, plain_loader, script.criterion, other.optimizer, device
+        plain.train(*args)
+        return len(few)
+
+    cases = {"ceiling": ceiling, "script": own_loop, "plain": plainly}
+    speeds = measure(cases, repeats)
+    name = f"pytorch_dvc_cnn_pretrained.py, {backbone}"
+    yield row(name, "ceiling", speeds["ceiling"])
+    yield row(name, "script / ceiling", speeds["script"], speeds["ceiling"], 0.95)
+    yield row(name, "plain", speeds["plain"])
+    yield row(name, "script / plain", speeds["script"], speeds["plain"])
+
+
+def scaling(backbone, repeats):
+    """Yield the rows of all processes against one; all of them call it."""
+    rank, local_rank, world_size = get_ranks()
+    device = get_device(local_rank)
+    alone, own = Setup(backbone, device), Setup(backbone, device)
+    ddp_model = DistributedDataParallel(own.model)
+    images = torch.randint(0, 256, (BATCH, 3, 150, 150), dtype=torch.uint8)
+    batch = images.to(device), torch.zeros(BATCH, device=device)
+    steps = torch.tensor(alone.steps(batch) if rank == 0 else 0, device=device)
+    dist.broadcast(steps, 0)
+    steps = int(steps)
+
+    def batches(size):
+        return [tuple(part[:size] for part in batch)] * steps
+
+    def one(size):
+        if rank == 0:
+            alone.train(batches(size))
+        dist.barrier()
+        return steps * size
+
+    def all_of_them(size):
+        multigpu.train(ddp_model, batches(size), own.optimizer, device)
+        return steps * size * world_size
+
+    share = BATCH // world_size
+    cases = {
+        "one": lambda: one(BATCH),
+        "weak": lambda: all_of_them(BATCH),
+        "one, strong": lambda: one(share * world_size),
+        "strong": lambda: all_of_them(share),
+    }
+    speeds = measure(cases, repeats)
+    name = f"pytorch_dvc_cnn_pretrained_multigpu.py, {backbone}"
+    what = f"weak, {world_size} x {BATCH} / 1 x {BATCH}"
+    goal = 0.95 * world_size
+    yield row(name, what, speeds["weak"], speeds["one"], goal)
+    what = f"strong, {world_size} x {share} / 1 x {share * world_size}"
+    yield row(name, what, speeds["strong"], speeds["one, strong"])

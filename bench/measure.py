@@ -1,0 +1,47 @@
+"""How everything is measured here: in turns, several times, and by the median."""
+
+import time
+from statistics import median
+
+
+def measure(cases, repeats):
+    """Return {name: images/s of each repeat} for {name: what to call}.
+
+    What is called returns how many images it did, after waiting for the device. The
+    cases take turns, so that what else the machine does slows all alike. Each is
+    called once before, for what is slow only at first.
+    """
+    speeds = {name: [] for name in cases}
+    for case in cases.values():
+        case()
+    for _ in range(repeats):
+        for name, case in cases.items():
+            start = time.perf_counter()
+            images = case()
+            speeds[name].append(images / (time.perf_counter() - start))
+    return speeds
+
+
+def row(script, what, speeds, against=None, goal=None):
+    """Return a row of the table: speeds, and their ratio to others taken in turns.
+
+    The ratio is the median of the ratios of the repeats.
+    """
+    ratio = against and median(a / b for a, b in zip(speeds, against, strict=True))
+    figures = {"images_per_second": median(speeds), "low": min(speeds)}
+    figures |= {"high": max(speeds), "repeats": len(speeds)}
+    return {"script": script, "what": what, **figures, "ratio": ratio, "goal": goal}
+
+
+def table(rows):
+    """Return the rows as a table in Markdown."""
+    lines = ["| script | what | images/s | lowest to highest | ratio | goal |"]
+    lines.append("|---|---|---|---|---|---|")
+    for r in rows:
+        ratio = "" if r["ratio"] is None else f"{r['ratio']:.2f}"
+        goal = "" if r["goal"] is None else f"at least {r['goal']:.2f}"
+        speeds = f"{r['images_per_second']:.1f} | {r['low']:.1f} to {r['high']:.1f}"
+        lines.append(
+            f"| {r['script']} | {r['what']} | {speeds} | {ratio} | {goal} |"
+        )
+    return "\n".join(lines)
