@@ -47,7 +47,7 @@ def input_only(repeats):
             pass
         return len(some)
 
-    # env.sh tunes how memory is allocated, and that helps the plain way too. So it is
+    # env.sh tunes how memory is allocated, which helps the plain way too. So that is
     # also measured as it comes: in a process of its own, without these settings.
     command = [sys.executable, plain.__file__, str(folder), json.dumps(some)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
