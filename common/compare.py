@@ -85,12 +85,12 @@ def draw(groups, file):
         x, y = [row["gpus"] for row in rows], [row["speedup"] for row in rows]
         axes.plot(x, y, "o-", label=title.replace(", ", "\n", 1))
         for point in zip(x, y, strict=True):
-            axes.annotate(f" {point[1]:.2f}", point, va="top")
+            axes.annotate(f"{point[1]:.2f} ", point, va="bottom", ha="right")
     ends = [1, max(row["gpus"] for rows in groups.values() for row in rows)]
     axes.plot(ends, ends, "--", color="gray", label="ideal")
-    axes.set(xlabel=f"GPUs ({'CPU cores'})", ylabel="speed-up")
+    axes.set(xlabel="GPUs, or CPU cores in their place", ylabel="speed-up")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="lower right")
     axes.figure.savefig(file, dpi=120, bbox_inches="tight")
 
 
