@@ -65,7 +65,6 @@ def main():
     result = {
         "processor": processor(),
         "torch": torch.__version__,
-        "data": os.environ.get("DATADIR", "data"),
         "minutes": round((time.perf_counter() - start) / 60, 1),
         "rows": rows,
     }
