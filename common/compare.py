@@ -90,7 +90,7 @@ def draw(groups, file):
     axes.plot(ends, ends, "--", color="gray", label="ideal")
     axes.set(xlabel="GPUs, or CPU cores in their place", ylabel="speed-up")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize="small", loc="lower right")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12))
     axes.figure.savefig(file, dpi=120, bbox_inches="tight")
 
 
