@@ -88,7 +88,7 @@ def read_photo(file, size):
             pixels = torch.from_numpy(np.array(photo.convert("RGB")))
     except OSError as error:
         raise UserError(f"{file} is damaged ({error}): delete it") from None
-    # What Image.resize() gives, to the bit, in half of its time.
+    # What Image.resize() gives, to 1 of 255, in half of its time.
     pixels, shape = pixels.permute(2, 0, 1)[None], (size, size)
     return F.interpolate(pixels, shape, mode="bilinear", antialias=True)[0]
 

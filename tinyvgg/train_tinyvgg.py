@@ -63,12 +63,10 @@ def texture(rng, kind, width, height):
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def ellipse(x, y, width, height=None, start=0.0, stop=2 * math.pi):
-    """Points of an ellipse, or of an arc of one, around (x, y) with these radii."""
-    angles = np.linspace(start, stop, 32)
-    return np.stack(
-        [x + width * np.cos(angles), y + (height or width) * np.sin(angles)], 1
-    )
+def circle(x, y, radius):
+    """Points of a circle around (x, y)."""
+    angles = np.linspace(0, 2 * math.pi, 32)
+    return np.stack([x + radius * np.cos(angles), y + radius * np.sin(angles)], 1)
 
 
 def regular(corners, inner=None):
@@ -91,14 +89,14 @@ def outlines(shape):
     )
     bar = np.array([[-1, -0.3], [1, -0.3], [1, 0.3], [-1, 0.3]])
     return {
-        "disc": ([ellipse(0, 0, 0.9)], []),
+        "disc": ([circle(0, 0, 0.9)], []),
         "triangle": ([regular(3)], []),
         "square": ([regular(4)], []),
         "pentagon": ([regular(5)], []),
         "star": ([regular(5, 0.4)], []),
         "cross": ([bar, bar[:, ::-1]], []),
-        "ring": ([ellipse(0, 0, 0.9)], [ellipse(0, 0, 0.5)]),
-        "crescent": ([ellipse(0, 0, 0.9)], [ellipse(0.4, 0, 0.7)]),
+        "ring": ([circle(0, 0, 0.9)], [circle(0, 0, 0.5)]),
+        "crescent": ([circle(0, 0, 0.9)], [circle(0.4, 0, 0.7)]),
         "heart": ([heart], []),
         "arrow": (
             [bar * [0.8, 0.8], np.array([[1, 0], [0.1, -0.8], [0.1, 0.8]])],
