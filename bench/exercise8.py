@@ -34,7 +34,7 @@ SECONDS = 2.0  # about how long one repeat of a case takes
 def input_only(repeats):
     """Yield the rows of the loader alone, on one core: files to batches."""
     folder = data_dir("dogs-vs-cats") / "train-2000" / "train"
-    some = torch.randperm(len(dogs_vs_cats()[0]))[:200].tolist()
+    some = torch.randperm(len(dogs_vs_cats()[0]))[:400].tolist()
 
     def own(then=lambda images: images):
         train_set = Photos(folder, ["cats", "dogs"], 150)  # it has read nothing yet

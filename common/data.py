@@ -5,7 +5,6 @@ import mmap
 import os
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 from torch.nn import functional as F
@@ -69,7 +68,8 @@ class Photos(Dataset):
             if not self.decoded[i]:
                 self.images[i] = read_photo(self.files[i], self.images.shape[-1])
                 self.decoded[i] = True
-        return self.images[indices], self.labels[indices]
+        indices = torch.tensor(indices)  # images[indices] is 9 times slower
+        return self.images.index_select(0, indices), self.labels[indices]
 
 
 def shared_memory(size):
@@ -85,12 +85,16 @@ def read_photo(file, size):
     try:
         with Image.open(file) as photo:
             photo.draft("RGB", (size, size))  # libjpeg decodes at 1/2, 1/4 or 1/8
-            pixels = torch.from_numpy(np.array(photo.convert("RGB")))
+            photo = photo.convert("RGB")
+            width, height = photo.size
+            pixels = bytearray(photo.tobytes("raw", "RGBX"))
     except OSError as error:
         raise UserError(f"{file} is damaged ({error}): delete it") from None
-    # What Image.resize() gives, to 1 of 255, in half of its time.
-    pixels, shape = pixels.permute(2, 0, 1)[None], (size, size)
-    return F.interpolate(pixels, shape, mode="bilinear", antialias=True)[0]
+    # What Image.resize() gives, to 1 of 255, and faster; fastest with 4 bytes a pixel,
+    # which is also how Pillow keeps them.
+    pixels = torch.frombuffer(pixels, dtype=torch.uint8).view(1, height, width, 4)
+    pixels, shape = pixels.permute(0, 3, 1, 2), (size, size)
+    return F.interpolate(pixels, shape, mode="bilinear", antialias=True)[0, :3]
 
 
 def dogs_vs_cats(size=150):

@@ -28,9 +28,7 @@ class Classifier(nn.Module):
     def __init__(self, backbone, weights):
         super().__init__()
         self.features = load_features(backbone, weights)
-        channels = self.features[
-            28
-        ].out_channels  # of the last convolution; VGG16: 512
+        channels = self.features[28].out_channels  # VGG16: 512
         self.top = nn.Sequential(
             nn.Flatten(),
             nn.Linear(channels * 4 * 4, 64),
