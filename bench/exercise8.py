@@ -86,13 +86,13 @@ class Setup:
         script.train(self.model, loader, self.optimizer, self.device)
 
     def steps(self, batch):
-        """Return how many steps on this batch take about SECONDS, at least 2."""
+        """Return how many steps on this batch take about SECONDS, at least 1."""
 
-        def two():
-            self.train([batch] * 2)
-            return 2
+        def one():
+            self.train([batch])
+            return 1
 
-        return max(2, round(SECONDS * max(measure({"two": two}, 2)["two"])))
+        return max(1, round(SECONDS * max(measure({"one": one}, 2)["one"])))
 
 
 def single(backbone, repeats):
@@ -152,6 +152,11 @@ def scaling(backbone, repeats):
         dist.barrier()
         return steps * size
 
+    def apart():
+        alone.train(batches(BATCH))
+        dist.barrier()
+        return steps * BATCH * world_size
+
     def all_of_them(size):
         multigpu.train(ddp_model, batches(size), own.optimizer, device)
         return steps * size * world_size
@@ -159,14 +164,20 @@ def scaling(backbone, repeats):
     share = BATCH // world_size
     cases = {
         "one": lambda: one(BATCH),
+        "apart": apart,
         "weak": lambda: all_of_them(BATCH),
         "one, strong": lambda: one(share * world_size),
         "strong": lambda: all_of_them(share),
     }
     speeds = measure(cases, repeats)
     name = f"pytorch_dvc_cnn_pretrained_multigpu.py, {backbone}"
+    # What this machine has to give: as many processes that do not talk.
+    what = f"{world_size} x {BATCH} without DDP / 1 x {BATCH}"
+    yield row(name, what, speeds["apart"], speeds["one"])
     what = f"weak, {world_size} x {BATCH} / 1 x {BATCH}"
     goal = 0.95 * world_size
     yield row(name, what, speeds["weak"], speeds["one"], goal)
+    what = f"weak / {world_size} x {BATCH} without DDP"
+    yield row(name, what, speeds["weak"], speeds["apart"])
     what = f"strong, {world_size} x {share} / 1 x {share * world_size}"
     yield row(name, what, speeds["strong"], speeds["one, strong"])

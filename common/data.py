@@ -90,8 +90,8 @@ def read_photo(file, size):
             pixels = bytearray(photo.tobytes("raw", "RGBX"))
     except OSError as error:
         raise UserError(f"{file} is damaged ({error}): delete it") from None
-    # What Image.resize() gives, to 1 of 255, and faster; fastest with 4 bytes a pixel,
-    # which is also how Pillow keeps them.
+    # What Image.resize() gives, to 1 of 255, and faster, most of all with 4 bytes a
+    # pixel, which is also how Pillow keeps them.
     pixels = torch.frombuffer(pixels, dtype=torch.uint8).view(1, height, width, 4)
     pixels, shape = pixels.permute(0, 3, 1, 2), (size, size)
     return F.interpolate(pixels, shape, mode="bilinear", antialias=True)[0, :3]
