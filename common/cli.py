@@ -1,6 +1,7 @@
 """How a run ends when something is wrong: one clear message, and an exit status."""
 
 import argparse
+import atexit
 import os
 import sys
 import time
@@ -19,6 +20,8 @@ def report(kind, error, trace):
     rank, text = os.environ.get("RANK", "0"), str(error)
     if (kind is UserError and rank != "0") or "peer" in text or "NCCL" in text:
         time.sleep(5)
+    if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
+        atexit.register(os._exit, 2 if kind is UserError else 1)
     if kind is not UserError:
         return sys.__excepthook__(kind, error, trace)
     # A loader's worker wraps its error in a traceback: the line is at the end. And

@@ -10,9 +10,14 @@
 #     bash run-2nodes.sh SCRIPT.py [OPTIONS]      without Slurm: two launchers play two nodes
 
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")}"
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
 source common/env.sh
-[[ -f ${1:-} ]] || { echo "Error: no script '${1:-}': type sbatch run-2nodes.sh SCRIPT.py" >&2; exit 2; }
+[[ -f ${1:-} ]] ||
+    { echo "Error: no script '${1:-}' in $PWD: type sbatch run-2nodes.sh SCRIPT.py" >&2; exit 2; }
 
 job=${SLURM_JOB_ID:-$$}
 host=localhost
@@ -29,7 +34,6 @@ gpus 2
 "${launch[@]}" & first=$!
 CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-1} "${launch[@]}" & second=$!
 trap 'kill $first $second 2>/dev/null || true' EXIT
-status=0
-wait $first || status=$?
-wait $second || status=$(($? > status ? $? : status))
-exit $status
+wait -n # if one fails, this script ends here, and the other with it
+wait $first
+wait $second

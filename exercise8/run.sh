@@ -10,8 +10,13 @@
 #     bash run.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")}"
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
 source common/env.sh
-[[ -f ${1:-} ]] || { echo "Error: no script '${1:-}': type sbatch run.sh SCRIPT.py" >&2; exit 2; }
+[[ -f ${1:-} ]] ||
+    { echo "Error: no script '${1:-}' in $PWD: type sbatch run.sh SCRIPT.py" >&2; exit 2; }
 
 exec "${PYTHON[@]}" "$@"

@@ -26,15 +26,18 @@ def sample(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("sample"), 0.1)
 
 
+def copy_room(exercise, folder):
+    """Copy an exercise, so that logs/ can be written; common/ is the real one."""
+    (folder / "common").symlink_to(REPOSITORY / "common")
+    ignored = shutil.ignore_patterns("logs", "__pycache__")
+    return shutil.copytree(
+        REPOSITORY / exercise, folder / exercise, symlinks=True, ignore=ignored
+    )
+
+
 @pytest.fixture
 def room(tmp_path):
-    """A copy of exercise8/, where logs/ can be written; common/ is the real one."""
-    (tmp_path / "common").symlink_to(REPOSITORY / "common")
-    ignored = shutil.ignore_patterns("logs", "__pycache__")
-    exercise = REPOSITORY / "exercise8"
-    return shutil.copytree(
-        exercise, tmp_path / "room", symlinks=True, ignore=ignored
-    )
+    return copy_room("exercise8", tmp_path)
 
 
 def run(command, folder, datadir="", timeout=300, **env):

@@ -1,0 +1,257 @@
+"""The run scripts, submitted by sbatch as students do, to a real Slurm."""
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import QUICK, REPOSITORY, copy_room, run
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip")
+pytestmark = [
+    pytest.mark.skipif(
+        not all(map(shutil.which, PROGRAMS)),
+        reason="no Slurm: type "
+        "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2",
+    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Slurm"),
+    pytest.mark.xdist_group("slurm"),
+]
+
+# What students submit with each run script.
+NAME = "pytorch_dvc_cnn_pretrained"
+WHAT = {
+    "exercise8/run.sh": [f"{NAME}.py", *QUICK],
+    "exercise8/run-2gpus.sh": [f"{NAME}_multigpu.py", *QUICK],
+    "exercise8/run-8gpus.sh": [f"{NAME}_largedata_multigpu.py", *QUICK],
+    "exercise8/run-2nodes.sh": [f"{NAME}_multigpu.py", *QUICK],
+}
+RUN_SCRIPTS = {
+    str(file.relative_to(REPOSITORY)): file.read_text()
+    for folder in REPOSITORY.glob("[!.]*/")
+    for file in folder.rglob("*.sh")
+    if re.search("^#SBATCH", file.read_text(), re.M)
+}
+WHO = """
+import os, socket, torch.distributed as dist
+dist.init_process_group()
+everybody = [None] * dist.get_world_size()
+me = [socket.gethostname(), int(os.environ["LOCAL_RANK"])]
+dist.all_gather_object(everybody, me)
+if dist.get_rank() == 0:
+    print("everybody:", sorted(everybody))
+dist.destroy_process_group()
+"""
+FAILS = """
+import common.cli, torch, torch.distributed as dist
+dist.init_process_group()
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == dist.get_world_size() - 1:
+    raise ValueError("this is it")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def asked(run_script):
+    """Return how many (nodes, GPUs on each) a run script asks Slurm for."""
+    text = RUN_SCRIPTS[run_script]
+    return tuple(
+        int(re.search(rf"^#SBATCH --{option}=(\d+)", text, re.M)[1])
+        for option in ("nodes", "gpus-per-node")
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """Return a function that starts a cluster and returns its SLURM_CONF."""
+    script, folders = REPOSITORY / "tests/slurm/cluster.sh", []
+
+    def start(**env):
+        folders.append(tmp_path_factory.mktemp("slurm") / "cluster")
+        done = run(["bash", script, "up", folders[-1]], "/", **env)
+        assert done.returncode == 0, done.stderr
+        return folders[-1] / "slurm.conf"
+
+    yield start
+    for folder in folders:
+        done = run(["bash", script, "down", folder], "/")
+        assert done.returncode == 0 and not folder.exists(), done.stderr
+
+
+@pytest.fixture(scope="session")
+def slurm(cluster):
+    return cluster()
+
+
+@pytest.fixture
+def sbatch(slurm, sample, monkeypatch):
+    """Return a function that submits from a folder, and returns the job's number."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+
+    def submit(folder, *command, **env):
+        done = run(["sbatch", *command], folder, sample, **env)
+        assert done.returncode == 0, done.stderr
+        return int(re.fullmatch(r"Submitted batch job (\d+)\n", done.stdout)[1])
+
+    return submit
+
+
+def info(job):
+    done = run(["scontrol", "--oneliner", "show", "job", job], "/")
+    return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
+
+
+def finish(job, folder, seconds=120):
+    """Wait for a job; return what Slurm says of it, and what it has printed."""
+    deadline = time.monotonic() + seconds
+    while info(job)["JobState"] in ("PENDING", "RUNNING", "COMPLETING"):
+        assert time.monotonic() < deadline, (folder / f"slurm-{job}.out").read_text()
+        time.sleep(0.2)
+    return info(job), (folder / f"slurm-{job}.out").read_text()
+
+
+def processes(job):
+    """Return the processes that have this job's number in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"SLURM_JOB_ID={job}\0".encode() in (folder / "environ").read_bytes():
+                found.append(folder.name)
+        except OSError:
+            pass  # it has ended
+    return found
+
+
+@pytest.mark.parametrize("run_script", sorted(RUN_SCRIPTS))
+def test_each_run_script(run_script, sbatch, tmp_path):
+    assert run_script in WHAT, f"say in WHAT what students submit with {run_script}"
+    exercise, name = run_script.split("/", 1)
+    room, (nodes, gpus) = copy_room(exercise, tmp_path), asked(run_script)
+    job, output = finish(sbatch(room, name, *WHAT[run_script]), room)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), output
+    assert job["NumNodes"] == str(nodes)
+    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    assert result["gpus"] == nodes * gpus
+    assert "rror" not in output and "Warning" not in output, output
+
+
+def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
+    (room / "who.py").write_text(WHO)
+    jobs = {}
+    for run_script in (
+        "run-2nodes.sh",
+        "run-2nodes.sh",
+        "run-2gpus.sh",
+        "run-2gpus.sh",
+    ):
+        more = ["--nodelist=n1"] if run_script == "run-2gpus.sh" else []
+        jobs[sbatch(room, *more, run_script, "who.py")] = run_script
+    for job, run_script in jobs.items():
+        state, output = finish(job, room)
+        assert state["JobState"] == "COMPLETED", output
+        hosts = ["n1", "n2"] if run_script == "run-2nodes.sh" else ["n1"]
+        everybody = [[host, local_rank] for host in hosts for local_rank in (0, 1)]
+        assert output == f"everybody: {everybody}\n"
+
+
+def test_two_nodes_cannot_meet_at_localhost(sbatch, room):
+    """The nodes are apart: what works on one machine only would fail here."""
+    (room / "who.py").write_text(WHO)
+    file = room / "run-2nodes.sh"
+    text = re.sub(r"host=\$\(scontrol.*", "host=localhost", file.read_text())
+    text = text.replace("--nnodes=2", "--nnodes=2 --rdzv-conf=join_timeout=5")
+    file.write_text(text)
+    assert text.count("localhost") == 2 and "join_timeout" in text
+    state, output = finish(sbatch(room, "run-2nodes.sh", "who.py"), room)
+    assert state["JobState"] == "FAILED" and "everybody" not in output, output
+    assert "Error: no connection" in output
+
+
+def test_submitted_from_elsewhere_with_spaces_in_names(sbatch, tmp_path):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    room = copy_room("exercise8", folder)
+    (room / "my script.py").write_text(
+        "import os, sys; sys.stdout.write(f'{os.getcwd()} {sys.argv}\\n')"
+    )
+    words = ["my script.py", "a b", "*", "/c/d"]
+    for run_script in ("run.sh", "run-2nodes.sh"):
+        path = f"a folder/exercise8/{run_script}"
+        state, output = finish(sbatch(tmp_path, path, *words), tmp_path)
+        assert state["JobState"] == "COMPLETED", output
+        assert set(output.splitlines()) == {f"{room} {words}"}
+
+
+@pytest.mark.parametrize(
+    "variable, value, field, shown",
+    [
+        ("SBATCH_ACCOUNT", "project_1234", "Account", "project_1234"),
+        ("SBATCH_PARTITION", "other", "Partition", "other"),
+        ("SBATCH_TIMELIMIT", "00:07:00", "TimeLimit", "00:07:00"),
+    ],
+)
+def test_environment_of_sbatch(variable, value, field, shown, sbatch, room):
+    for run_script in room.glob("run*.sh"):
+        job = sbatch(room, "--hold", run_script.name, "x.py", **{variable: value})
+        state = info(job)
+        run(["scancel", job], "/")
+        assert state[field] == shown and state["JobState"] == "PENDING"
+
+
+@pytest.mark.parametrize("run_script", ["run-2gpus.sh", "run-2nodes.sh"])
+def test_a_failing_rank_fails_the_job_and_is_shown_once(run_script, sbatch, room):
+    (room / "fails.py").write_text(FAILS)
+    state, output = finish(sbatch(room, run_script, "fails.py"), room)
+    assert (state["JobState"], state["ExitCode"]) == ("FAILED", "1:0"), output
+    assert output.count("Traceback") == 1
+    assert output.count("ValueError: this is it") == 1
+    assert "peer" not in output and "torch/distributed" not in output
+
+
+@pytest.mark.parametrize("run_script", ["run-2gpus.sh", "run-2nodes.sh"])
+def test_a_mistake_fails_the_job_and_is_told_in_a_line(run_script, sbatch, room):
+    script = [f"{NAME}_multigpu.py", "--epochs", "0"]
+    state, output = finish(sbatch(room, run_script, *script), room)
+    assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0"), output
+    assert [line for line in output.splitlines() if "srun: " not in line] == [
+        "Error: argument --epochs: 0 is less than 1; --help lists the options"
+    ]
+
+
+def test_scancel_ends_all_processes_and_results_stay_valid(sbatch, room):
+    job = sbatch(room, "run.sh", f"{NAME}.py", *QUICK)
+    assert finish(job, room)[0]["JobState"] == "COMPLETED"
+    job = sbatch(
+        room, "run-2nodes.sh", f"{NAME}_multigpu.py", *QUICK, "--epochs", "9999"
+    )
+    output, deadline = room / f"slurm-{job}.out", time.monotonic() + 120
+    while not (output.exists() and "Epoch 2" in output.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert len(processes(job)) > 4
+    run(["scancel", job], "/")
+    deadline = time.monotonic() + 30
+    while left := processes(job):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+    assert finish(job, room)[0]["JobState"] == "CANCELLED"
+    done = run([sys.executable, "-m", "common.compare", "logs/results.jsonl"], room)
+    assert (
+        done.returncode == 0
+        and len((room / "logs/results.jsonl").open().readlines()) == 1
+    )
+
+
+def test_typed_gpus(cluster, sample, room, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", str(cluster(GPU_TYPE="mi250")))
+    (room / "who.py").write_text(WHO)
+    command = ["sbatch", "--gpus-per-node=mi250:2", "run-2gpus.sh", "who.py"]
+    job = int(run(command, room, sample).stdout.split()[-1])
+    state, output = finish(job, room)
+    assert state["JobState"] == "COMPLETED", output
+    assert state["TresPerNode"] == "gres:gpu:mi250:2"
+    assert output == "everybody: [['n1', 0], ['n1', 1]]\n"
