@@ -27,6 +27,8 @@ export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 # gpus N: outside of Slurm, and with fewer GPUs than N here, use N CPU cores instead.
 gpus() {
     local count='import torch; print(torch.accelerator.device_count())'
+    # Without a GPU's driver there is nothing to count, and this saves some seconds.
+    compgen -G '/dev/nvidia[0-9]*' > /dev/null || [[ -e /dev/kfd || -e /dev/dxg ]] || return 0
     if [[ ! ${SLURM_JOB_ID:-} ]] && (($("${PYTHON[@]}" -c "$count") < $1)); then
         export CUDA_VISIBLE_DEVICES='' HIP_VISIBLE_DEVICES=''
     fi

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torchvision.models import VGG16_Weights, vgg
 
 from common.cli import UserError
 
-# Channels of VGG16's 13 convolutions (configuration D of arXiv:1409.1556), and an
-# eighth of them: the same 31 layers, 1/64 of the arithmetic.
-VGG16_URL = VGG16_Weights.IMAGENET1K_V1.url
-CHANNELS = {"vgg16": vgg.cfgs["D"]}
-CHANNELS["tinyvgg"] = [c if c == "M" else c // 8 for c in vgg.cfgs["D"]]
+# VGG16's 13 convolutions by their channels, and where the image is halved ("M"):
+# configuration D of arXiv:1409.1556. tinyvgg has an eighth of them: the same 31
+# layers, 1/64 of the arithmetic.
+VGG16 = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M"] + 2 * [512, 512, 512, "M"]
+CHANNELS = {"vgg16": VGG16, "tinyvgg": [c if c == "M" else c // 8 for c in VGG16]}
+# What torchvision.models.VGG16_Weights.IMAGENET1K_V1 names.
+VGG16_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
 WEIGHTS = {
     "vgg16": Path(torch.hub.get_dir(), "checkpoints", Path(VGG16_URL).name),
     "tinyvgg": Path(__file__).with_name("tinyvgg.pt"),
@@ -27,7 +28,15 @@ def load_features(backbone, weights="imagenet"):
     from ImageNet (tinyvgg/train_tinyvgg.py). Nothing is downloaded, as compute nodes
     have no network: raises UserError if the weights are missing or damaged.
     """
-    features = vgg.make_layers(CHANNELS[backbone])
+    # Not torchvision's: to import it takes each process as long as PyTorch itself.
+    layers, before = [], 3
+    for channels in CHANNELS[backbone]:
+        if channels == "M":
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU(True)]
+            before = channels
+    features = nn.Sequential(*layers)
     if weights == "none":
         return features
     file = WEIGHTS[backbone]

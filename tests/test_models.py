@@ -22,8 +22,10 @@ def test_features_for_150_pixels(backbone, channels):
 
 
 def test_vgg16_is_torchvisions(tmp_path, monkeypatch):
-    from torchvision.models import vgg16
+    from torchvision.models import VGG16_Weights, vgg16
 
+    assert VGG16_Weights.IMAGENET1K_V1.url == models.VGG16_URL
+    assert str(load_features("vgg16", "none")) == str(vgg16(weights=None).features)
     state = {
         k: v
         for k, v in vgg16(weights=None).state_dict().items()
@@ -41,10 +43,13 @@ def test_vgg16_is_torchvisions(tmp_path, monkeypatch):
         load_features("vgg16")
 
 
-def test_tinyvgg_weights_are_small_and_trained():
+def test_tinyvgg_weights_are_small_and_loaded():
     assert models.WEIGHTS["tinyvgg"].stat().st_size < 1e6
-    trained, random = load_features("tinyvgg"), load_features("tinyvgg", "none")
-    assert trained[0].weight.abs().mean() > 2 * random[0].weight.abs().mean()
+    first, second = load_features("tinyvgg"), load_features("tinyvgg")
+    random = load_features("tinyvgg", "none")
+    for i in (0, 28):
+        assert torch.equal(first[i].weight, second[i].weight)
+        assert not torch.equal(first[i].weight, random[i].weight)
 
 
 def test_the_script_that_trains_tinyvgg(tmp_path):
