@@ -12,7 +12,7 @@ if [[ ! -f $common/sites/$site.sh ]]; then
 fi
 PYTHON=(python)
 source "$common/sites/$site.sh"
-if ! "${PYTHON[@]}" -c 'from importlib.util import find_spec as f; exit(not f("torch"))'; then
+if ! "${PYTHON[@]}" -c 'from importlib.util import find_spec as f; exit(not f("torch"))' 2> /dev/null; then
     echo "Error: no PyTorch for ${PYTHON[*]}: type \`make venv\` in $(dirname "$common")," \
         "or name your site, SITE=..." >&2
     return 2
