@@ -13,7 +13,8 @@ from common.cli import OptionParser, UserError
 from common.pairs import PAIRS
 
 # Runs that differ in these options alone are still compared.
-FREE = {"epochs", "finetune_epochs", "batch_size", "lr", "seed"}
+FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
+FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model"}
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",

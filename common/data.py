@@ -19,12 +19,14 @@ SAMPLES = REPOSITORY / "data" / "sample"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def data_dir(name):
-    """Return the folder of a data set in DATADIR, or else in the repository's data/.
+def data_root():
+    """Return where data sets lie: DATADIR, or else the repository's data/."""
+    return Path(os.environ.get("DATADIR") or REPOSITORY / "data")
 
-    Raises UserError if it is not there.
-    """
-    folder = Path(os.environ.get("DATADIR") or REPOSITORY / "data", name)
+
+def data_dir(name):
+    """Return the folder of a data set, or raise UserError if it is not there."""
+    folder = data_root() / name
     if not folder.is_dir():
         raise UserError(
             f"no data in {folder}: type `python -m common.download {name}`, or for "
@@ -34,7 +36,21 @@ def data_dir(name):
     return folder
 
 
-class Photos(Dataset):
+class InMemory(Dataset):
+    """Tensors in memory: images (N, C, H, W) and their labels (N,)."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitems__(self, indices):  # a whole batch at a time
+        indices = torch.tensor(indices)  # images[indices] is 9 times slower
+        return self.images.index_select(0, indices), self.labels[indices]
+
+
+class Photos(InMemory):
     """The JPEG files of a folder per class, as uint8 images (3, size, size).
 
     Each is decoded when first asked for, and then kept in memory that the loader's
@@ -53,23 +69,18 @@ class Photos(Dataset):
                 )
             self.files += files
             labels += [float(label)] * len(files)
-        self.labels = torch.tensor(labels)
         count = len(labels)
         memory = shared_memory(count * (1 + 3 * size * size))
         self.decoded = torch.frombuffer(memory, dtype=torch.bool, count=count)
         images = torch.frombuffer(memory, dtype=torch.uint8, offset=count)
-        self.images = images.view(count, 3, size, size)
+        super().__init__(images.view(count, 3, size, size), torch.tensor(labels))
 
-    def __len__(self):
-        return len(self.files)
-
-    def __getitems__(self, indices):  # a whole batch at a time
+    def __getitems__(self, indices):
         for i in indices:
             if not self.decoded[i]:
                 self.images[i] = read_photo(self.files[i], self.images.shape[-1])
                 self.decoded[i] = True
-        indices = torch.tensor(indices)  # images[indices] is 9 times slower
-        return self.images.index_select(0, indices), self.labels[indices]
+        return super().__getitems__(indices)
 
 
 def shared_memory(size):
@@ -104,15 +115,33 @@ def dogs_vs_cats(size=150):
     return [Photos(folder / split, ["cats", "dogs"], size) for split in splits]
 
 
+def mnist():
+    """Return the digits to train and to test on: uint8 images (N, 1, 28, 28)."""
+    from torchvision.datasets import MNIST  # slow to import
+
+    root = data_dir("MNIST").parent
+    try:
+        splits = [MNIST(root, train=train) for train in (True, False)]
+    except Exception as error:
+        raise UserError(
+            f"the data in {root / 'MNIST'} is damaged ({error}): delete it and "
+            "download it again"
+        ) from None
+    return [InMemory(split.data[:, None], split.targets) for split in splits]
+
+
 def make_loader(dataset, batch_size, device, sampler=None, shuffle=False):
     """Return a DataLoader of batches (images, labels) from a set with __getitems__.
 
     A GPU is fed by worker processes, one for each CPU that this process may use
-    besides its own. Without a GPU they would only take the CPUs from the model.
+    besides its own. Without a GPU they would only take the CPUs from the model, and
+    for a set in memory (or a Subset of it) there is nothing to do for them.
     """
     cpus = len(os.sched_getaffinity(0)) if device.type != "cpu" else 1
     cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
     workers = min(16, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1)
+    if type(getattr(dataset, "dataset", dataset)) is InMemory:
+        workers = 0
     return DataLoader(
         dataset,
         batch_size,
@@ -126,14 +155,22 @@ def make_loader(dataset, batch_size, device, sampler=None, shuffle=False):
 
 
 @functools.cache  # copied once per device: a copy in each step would wait for it
-def mean_and_std(device):
-    return torch.tensor([MEAN, STD], device=device).mul(255).view(2, 3, 1, 1)
+def to_device(device, *values):
+    return torch.tensor(values, device=device).mul(255).view(len(values), -1, 1, 1)
 
 
-def normalise(images):
-    """Return uint8 images (N, 3, H, W) as floats of about mean 0 and deviation 1."""
-    mean, std = mean_and_std(images.device)
+def normalise(images, mean=MEAN, std=STD):
+    """Return uint8 images (N, C, H, W) as floats of about mean 0 and deviation 1.
+
+    mean, std: of each channel, where 1 is 255.
+    """
+    mean, std = to_device(images.device, mean, std)
     return images.float().sub_(mean).div_(std)
+
+
+def normalise_digits(images):
+    """Return MNIST's images, normalised by the mean and deviation of its pixels."""
+    return normalise(images, (0.1307,), (0.3081,))
 
 
 def augment(images):

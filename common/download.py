@@ -8,7 +8,6 @@ breaks off goes on at the next call. Nothing has its name before it is whole.
 
 import hashlib
 import io
-import os
 import shutil
 import urllib.error
 import urllib.request
@@ -16,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from common.cli import OptionParser, UserError
-from common.data import REPOSITORY, read_photo
+from common.data import data_root, read_photo
 from common.models import VGG16_URL, WEIGHTS
 
 DOGS_VS_CATS_URL = (
@@ -57,7 +56,7 @@ def fetch(url, file, sha256=""):
 
 def dogs_vs_cats(url=DOGS_VS_CATS_URL):
     """Fetch the 25,000 photos into dogs-vs-cats/train-2000/SPLIT/KIND/."""
-    target = Path(os.environ.get("DATADIR") or REPOSITORY / "data", "dogs-vs-cats")
+    target = data_root() / "dogs-vs-cats"
     archive, unpacking = target.with_suffix(".zip"), target.with_suffix(".unpacking")
     if target.exists():
         return print(f"{target} is there already")
@@ -105,6 +104,30 @@ def unpack(photos, kind, target):
         raise UserError(f"{count} photos in {folder}")
 
 
+def mnist(source=None):
+    """Fetch MNIST into MNIST/raw/, or copy it from a folder that holds it."""
+    from torchvision.datasets import MNIST  # slow to import
+
+    target = data_root() / "MNIST"
+    unpacking = target.with_suffix(".unpacking")
+    if target.exists():
+        return print(f"{target} is there already")
+    try:
+        if source:
+            files = list(Path(source).glob("**/t*-ubyte"))
+            shutil.rmtree(unpacking, ignore_errors=True)
+            (unpacking / "MNIST/raw").mkdir(parents=True)
+            for file in files:
+                shutil.copy(file, unpacking / "MNIST/raw")
+        MNIST(unpacking, download=not source)
+    except (OSError, RuntimeError) as error:
+        where = f"not in {source}" if source else f"{error}; try on a login node"
+        raise UserError(f"MNIST: {where}") from None
+    (unpacking / "MNIST").rename(target)
+    shutil.rmtree(unpacking)
+    print(f"Saved {target}")
+
+
 def vgg16(url=VGG16_URL):
     """Fetch the ImageNet weights of VGG16; their name holds the checksum."""
     file = WEIGHTS["vgg16"]
@@ -115,7 +138,7 @@ def vgg16(url=VGG16_URL):
 
 
 def main():
-    names = {"dogs-vs-cats": dogs_vs_cats, "vgg16": vgg16}
+    names = {"dogs-vs-cats": dogs_vs_cats, "MNIST": mnist, "vgg16": vgg16}
     parser = OptionParser(__doc__)
     parser.add_argument("names", nargs="+", choices=names, metavar="NAME")
     parser.add_argument("--url", help="fetch it from another address")

@@ -18,6 +18,8 @@ if ! "${PYTHON[@]}" -c 'from importlib.util import find_spec as f; exit(not f("t
     return 2
 fi
 
+# What is printed is at once in the job's output.
+export PYTHONUNBUFFERED=1
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # On the CPU: keep memory for the next step. To get it from the system anew in each step

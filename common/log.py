@@ -13,6 +13,12 @@ import torch
 from common.cli import UserError
 
 
+def rank0_print(line):
+    """Print a line, if this is the one of many processes that speaks for all."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line)
+
+
 class RunLog:
     """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
 

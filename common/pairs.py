@@ -1,5 +1,6 @@
 """The pairs of scripts: what differs between the two of a pair is one lesson."""
 
+MNIST = "mnist_multigpu/mnist"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
 
@@ -11,4 +12,6 @@ PAIRS = [
     (f"{EIGHT}_largedata.py", f"{EIGHT}_largedata_multigpu.py", "DDP", 20),
     (f"{EIGHT}_multigpu.py", f"{STRONG}.py", "STRONG", 4),
     (f"{EIGHT}_largedata_multigpu.py", f"{STRONG}_largedata.py", "STRONG", 4),
+    (f"{MNIST}_singlegpu.py", f"{MNIST}_multigpu.py", "DP", 6),
+    (f"{MNIST}_singlegpu.py", f"{MNIST}_ddp.py", "DDP", 20),
 ]

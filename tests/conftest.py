@@ -29,7 +29,7 @@ def sample(tmp_path_factory):
 def copy_room(exercise, folder):
     """Copy an exercise, so that logs/ can be written; common/ is the real one."""
     (folder / "common").symlink_to(REPOSITORY / "common")
-    ignored = shutil.ignore_patterns("logs", "__pycache__")
+    ignored = shutil.ignore_patterns("logs*", "__pycache__", "*.pt", "*.lprof")
     return shutil.copytree(
         REPOSITORY / exercise, folder / exercise, symlinks=True, ignore=ignored
     )

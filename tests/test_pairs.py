@@ -47,9 +47,8 @@ def test_a_script_can_be_projected(script):
     lines = (REPOSITORY / script).read_text().splitlines()
     assert len(lines) < 200
     assert max(map(len, lines)) <= 85
-    assert "sbatch run" in "\n".join(
-        lines[:10]
-    )  # opens with the command that runs it
+    opening = "\n".join(lines[:10])  # it opens with the command that runs it
+    assert re.search(r"^    sbatch (run|slurm_)\S*\.sh", opening, re.M)
 
 
 def test_every_exercise_script_is_in_a_pair():

@@ -1,0 +1,141 @@
+"""MNIST with a small convolutional net, in three scripts that differ in a few rows.
+
+    sbatch slurm_singlegpu.sh    # mnist_singlegpu.py: one GPU
+    sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line by line
+    sbatch slurm_ddp.sh          # mnist_ddp.py: DistributedDataParallel
+
+Without Slurm type bash in place of sbatch; it works without a GPU, too.
+"""
+
+import time
+
+import torch
+from line_profiler import profile
+from torch import nn, optim
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+
+from common.checkpoint import can_write, save
+from common.cli import OptionParser, at_least
+from common.data import make_loader, mnist, normalise_digits
+from common.device import get_device
+from common.log import RunLog
+from common.metrics import batch_sums, means
+
+# The learning rates are where one usually starts.
+OPTIMIZERS = {
+    "adadelta": lambda parameters, lr: optim.Adadelta(parameters, lr or 1.0),
+    "adam": lambda parameters, lr: optim.Adam(parameters, lr or 0.001),
+    "rmsprop": lambda parameters, lr: optim.RMSprop(parameters, lr or 0.001),
+}
+SCHEDULERS = {
+    "step": lambda opt, args: lr_scheduler.StepLR(opt, 1, args.gamma),
+    "exponential": lambda opt, args: lr_scheduler.ExponentialLR(opt, args.gamma),
+    "cosine": lambda opt, args: lr_scheduler.CosineAnnealingLR(opt, args.epochs),
+}
+
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.MaxPool2d(2),
+        nn.ReLU(),  # the same as before pooling, on a quarter of the numbers
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(9216, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 10),
+        nn.LogSoftmax(dim=1),
+    )
+
+
+@profile
+def train(args, model, device, train_loader, optimizer, epoch):
+    """Train for an epoch, and wait until the device has done it."""
+    model.train()
+    images, batches = len(train_loader.dataset), len(train_loader)
+    for batch, (data, target) in enumerate(train_loader, start=1):
+        data = data.to(device, non_blocking=True)
+        target = target.to(device, non_blocking=True)
+        output = model(normalise_digits(data))
+        loss = F.nll_loss(output, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if batch % args.log_interval == 0 or batch == batches:
+            done = f"{images * batch // batches}/{images} ({batch / batches:.0%})"
+            # To read a number waits for the device: not in every step.
+            print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
+
+
+@torch.no_grad()
+@profile
+def test(model, device, test_loader):
+    """Return the mean loss and the accuracy in %."""
+    model.eval()
+    sums = torch.zeros(3, device=device)
+    for data, target in test_loader:
+        data = data.to(device, non_blocking=True)
+        target = target.to(device, non_blocking=True)
+        output = model(normalise_digits(data))
+        loss = F.nll_loss(output, target)
+        sums += batch_sums(loss, output.argmax(dim=1) == target)
+    tested = means(sums)
+    loss, accuracy = tested["loss"], tested["accuracy"]
+    print(f"Test set: Average loss: {loss:.4f}, Accuracy: {accuracy:.2f} %")
+    return tested
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--batch-size", type=at_least(1), default=64, help="per GPU")
+    parser.add_argument("--test-batch-size", type=at_least(1), default=1000)
+    parser.add_argument("--epochs", type=at_least(1), default=14)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adadelta")
+    parser.add_argument("--lr", type=float, help="default: 1, or 0.001")
+    parser.add_argument("--scheduler", choices=SCHEDULERS, default="step")
+    parser.add_argument("--gamma", type=float, default=0.7)
+    parser.add_argument("--log-interval", type=at_least(1), default=10)
+    parser.add_argument("--save-model", action="store_true", help="as mnist_cnn.pt")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.save_model:
+        can_write("mnist_cnn.pt")
+
+    device = get_device()
+    gpus = max(1, torch.accelerator.device_count())  # DP: one process for all
+    torch.manual_seed(args.seed)
+
+    train_set, test_set = mnist()
+    model = make_model().to(device, memory_format=torch.channels_last)
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    log = RunLog(args, device, gpus)
+    print(f"Train set size: {len(train_set)}")
+    print(f"Test set size: {len(test_set)}")
+    print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
+
+    batch_size = args.batch_size * gpus  # DP: it deals out each batch over the GPUs
+    train_loader = make_loader(train_set, batch_size, device, shuffle=True)
+    test_loader = make_loader(test_set, args.test_batch_size, device)
+    optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
+    scheduler = SCHEDULERS[args.scheduler](optimizer, args)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        epoch_start = time.perf_counter()
+        train(args, dp_model, device, train_loader, optimizer, epoch)  # DP: on all
+        seconds = time.perf_counter() - epoch_start
+        tested = test(model, device, test_loader)
+        log.epoch(epoch, len(train_set), seconds, test=tested)
+        scheduler.step()
+    training = time.perf_counter() - start
+    print(f"Total training time: {training:.1f} s")
+    if args.save_model:
+        save(model.state_dict(), "mnist_cnn.pt")
+    log.finish(accuracy=tested["accuracy"], training_seconds=training)
+
+
+if __name__ == "__main__":
+    main()

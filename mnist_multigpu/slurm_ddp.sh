@@ -1,0 +1,25 @@
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=20
+#SBATCH --gres=gpu:2
+#SBATCH --time=00:20:00
+#SBATCH --output=logs_%j.out
+#SBATCH --error=logs_%j.err
+
+# mnist_ddp.py, two processes on one node, each with a GPU of its own.
+#     sbatch slurm_ddp.sh [OPTIONS]
+#     bash slurm_ddp.sh [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
+# LINE_PROFILE=1 in front makes each process write a line profile to logs/.
+
+set -euo pipefail
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
+source common/env.sh
+
+gpus 2
+exec "${PYTHON[@]}" -m common.torchrun --standalone \
+    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" mnist_ddp.py "$@"

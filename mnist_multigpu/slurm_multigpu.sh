@@ -1,0 +1,24 @@
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks=2
+#SBATCH --cpus-per-task=10
+#SBATCH --gres=gpu:2
+#SBATCH --time=00:20:00
+#SBATCH --output=logs_%j.out
+#SBATCH --error=logs_%j.err
+
+# mnist_multigpu.py, one process with two GPUs, under a line profiler; the report is printed.
+#     sbatch slurm_multigpu.sh [OPTIONS]
+#     bash slurm_multigpu.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
+
+set -euo pipefail
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
+source common/env.sh
+
+profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
+"${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py "$@"
+"${PYTHON[@]}" -m line_profiler -rmt "$profile"

@@ -1,0 +1,257 @@
+"""mnist_multigpu/: three scripts, their profiles, their data and their errors."""
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import sys
+import threading
+from argparse import Namespace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from conftest import REPOSITORY, copy_room, run, torchrun
+from torch.utils.data import Subset
+
+from common import data, download
+from common.cli import UserError
+
+sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
+QUICK = ("--epochs", "1", "--batch-size", "64", "--log-interval", "3")
+
+
+@pytest.fixture
+def room(tmp_path):
+    return copy_room("mnist_multigpu", tmp_path)
+
+
+def check(done, room, processes, batches):
+    """Return the result of a run that went well on 600 digits, tested on 100."""
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    for line in (
+        "Train set size: 600",
+        "Test set size: 100",
+        "Using 0 GPUs.",
+        r"Test set: Average loss: [\d.]+, Accuracy: [\d.]+ %",
+        r"Total training time: [\d.]+ s",
+    ):
+        assert len(re.findall(f"^{line}$", done.stdout, re.M)) == 1, line
+    shown = re.findall(
+        r"^Train Epoch: 1 \[.* \((\d+)%\)\]\tLoss: \d", done.stdout, re.M
+    )
+    steps = [*range(3, batches, 3), batches]  # each log interval, and the last
+    assert shown == [f"{100 * step / batches:.0f}" for step in steps]
+    assert "[600/600 (100%)]" in done.stdout
+    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    assert result["gpus"] == processes
+    return result
+
+
+def test_one_gpu(room, sample):
+    done = run(["bash", "slurm_singlegpu.sh", *QUICK], room, sample)
+    check(done, room, 1, 10)
+    assert sorted(file.name for file in room.iterdir() if file.suffix != ".py") == [
+        "README.md",
+        "common",
+        "logs",
+        *sorted(file.name for file in room.glob("*.sh")),
+    ]
+
+
+def test_data_parallel_and_the_report_of_its_profile(room, sample):
+    done = run(["bash", "slurm_multigpu.sh", *QUICK], room, sample)
+    check(done, room, 1, 10)
+    assert len(list(room.glob("*_1.lprof"))) == 1
+    report = done.stdout[done.stdout.index("Timer unit") :]
+    for line in ("Function: train at", "Function: test at"):
+        assert report.count(line) == 1
+    assert re.search(r"\d+\.\d +loss\.backward\(\)", report)
+
+
+@pytest.mark.parametrize("launch", ["slurm_ddp.sh", "slurm_ddp_2nodes.sh"])
+def test_ddp_and_a_profile_of_each_rank(launch, room, sample):
+    command = ["bash", launch, *QUICK, "--save-model"]
+    done = run(command, room, sample, LINE_PROFILE="1")
+    check(done, room, 2, 5)
+    for rank in (0, 1):
+        assert "train at line" in (room / f"logs/rank{rank}.txt").read_text()
+        assert (room / f"logs/rank{rank}.lprof").exists()
+    import mnist_singlegpu as module
+
+    model = module.make_model()
+    model.load_state_dict(torch.load(room / "mnist_cnn.pt"))
+    assert not list(room.glob("*.part"))
+
+
+def test_two_halves_of_a_batch_train_like_the_whole(tmp_path):
+    (tmp_path / "common").symlink_to(REPOSITORY / "common")
+    folder, worker = REPOSITORY / "mnist_multigpu", REPOSITORY / "tests/digits.py"
+    done = run([sys.executable, worker, folder / "mnist_singlegpu.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "logs").mkdir()
+    halves = torchrun(2, [worker, folder / "mnist_ddp.py"], tmp_path)
+    assert halves.returncode == 0, halves.stderr
+    whole, half, other = (
+        torch.load(tmp_path / file) for file in ("1.0.pt", "2.0.pt", "2.1.pt")
+    )
+    for name, value in whole["after"].items():
+        torch.testing.assert_close(half["after"][name], value, rtol=0, atol=1e-5)
+        assert torch.equal(half["after"][name], other["after"][name])
+    assert (
+        whole["after"]["2.weight"] - whole["before"]["2.weight"]
+    ).abs().max() > 1e-3
+    # The loss shown is that of both halves, and shown once.
+    losses, both = (
+        [float(loss) for loss in re.findall(r"Loss: ([\d.]+)", run.stdout)]
+        for run in (done, halves)
+    )
+    assert len(losses) == 3 and both == pytest.approx(losses, abs=2e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adadelta", "adam", "rmsprop"])
+@pytest.mark.parametrize("scheduler", ["step", "exponential", "cosine"])
+def test_optimizers_and_schedules(optimizer, scheduler):
+    import mnist_singlegpu as module
+
+    model = torch.nn.Linear(2, 1)
+    chosen = module.OPTIMIZERS[optimizer](model.parameters(), None)
+    assert type(chosen).__name__.lower() == optimizer
+    first = chosen.param_groups[0]["lr"]
+    assert first == (1.0 if optimizer == "adadelta" else 0.001)
+    given = module.OPTIMIZERS[optimizer](model.parameters(), 0.5)
+    assert given.param_groups[0]["lr"] == 0.5
+    args = Namespace(gamma=0.7, epochs=4)
+    schedule = module.SCHEDULERS[scheduler](chosen, args)
+    chosen.step()
+    schedule.step()
+    rate = chosen.param_groups[0]["lr"] / first
+    assert rate == pytest.approx(0.85355 if scheduler == "cosine" else 0.7, abs=1e-4)
+
+
+def test_the_network_is_the_one_of_the_text():
+    """ReLU and max-pooling change places, which changes no number."""
+    import mnist_singlegpu as module
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = module.make_model().eval()
+    plain = nn.Sequential(*model)
+    plain[3], plain[4] = nn.ReLU(), nn.MaxPool2d(2)
+    convolutions = [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Dropout]
+    top = [nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.LogSoftmax]
+    assert [type(layer) for layer in plain] == convolutions + top
+    images = torch.randn(4, 1, 28, 28)
+    grads = []
+    for net in (model, plain.eval()):
+        net.zero_grad()
+        output = net(images)
+        output[:, 3].sum().backward()
+        grads.append([output.detach()] + [p.grad.clone() for p in net.parameters()])
+    for ours, its in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, its)
+
+
+def test_digits_are_in_memory_and_no_workers_are_started(sample, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(sample))
+    train_set, test_set = data.mnist()
+    assert (len(train_set), len(test_set)) == (600, 100)
+    images, labels = train_set.__getitems__([5, 9])
+    assert images.shape == (2, 1, 28, 28) and images.dtype == torch.uint8
+    assert labels.dtype == torch.int64 and set(train_set.labels.tolist()) == set(
+        range(10)
+    )
+    monkeypatch.setattr(
+        data.os, "sched_getaffinity", lambda pid: range(8), raising=False
+    )
+    for part in (test_set, Subset(test_set, range(3))):
+        assert data.make_loader(part, 10, torch.device("cuda")).num_workers == 0
+    digits = data.normalise_digits(images)
+    torch.testing.assert_close(digits, (images / 255 - 0.1307) / 0.3081)
+
+
+def fails(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("Error: ")
+    for word in words:
+        assert word in done.stderr
+    assert "Train" not in done.stdout
+
+
+def single(room, datadir, *options):
+    return run([sys.executable, "mnist_singlegpu.py", *options], room, datadir)
+
+
+def test_no_data(room, tmp_path):
+    fails(single(room, tmp_path), "no data", "common.download MNIST")
+
+
+@pytest.mark.parametrize("size", [0, 5, 1000])
+def test_damaged_data(size, room, sample, tmp_path):
+    broken = shutil.copytree(sample / "MNIST", tmp_path / "broken/MNIST")
+    file = broken / "raw/train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:size])
+    fails(single(room, broken.parent), "damaged", "delete it")
+    file.unlink()
+    fails(single(room, broken.parent), "damaged", "delete it")
+
+
+@pytest.mark.parametrize("option", [("--epochs", "0"), ("--batch-size", "-3")])
+def test_bad_options(option, room, sample):
+    fails(single(room, sample, *option), option[0])
+
+
+def test_a_model_that_cannot_be_saved(room, sample):
+    (room / "mnist_cnn.pt").mkdir()
+    fails(single(room, sample, "--save-model"), "cannot write mnist_cnn.pt")
+    assert not (room / "logs").exists()
+
+
+def test_download_copies_a_folder(room, sample, tmp_path):
+    target = tmp_path / "data"
+    command = [sys.executable, "download_data.py", "--from"]
+    fails(run([*command, tmp_path / "none"], room, target), "none")
+    assert not (target / "MNIST").exists()
+    for folder in (sample, sample / "MNIST", sample / "MNIST/raw"):
+        shutil.rmtree(target, ignore_errors=True)
+        done = run([*command, folder], room, target)
+        assert done.returncode == 0, done.stderr
+        assert [path.name for path in target.iterdir()] == ["MNIST"]
+        assert len(list((target / "MNIST/raw").iterdir())) == 4
+
+
+def test_download_from_a_server(sample, tmp_path, monkeypatch):
+    from torchvision.datasets import MNIST
+
+    served = tmp_path / "served"
+    served.mkdir()
+    resources = []
+    for file in (sample / "MNIST/raw").iterdir():
+        packed = gzip.compress(file.read_bytes())
+        (served / f"{file.name}.gz").write_bytes(packed)
+        resources.append((f"{file.name}.gz", hashlib.md5(packed).hexdigest()))
+    handler = partial(SimpleHTTPRequestHandler, directory=served)
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *args: None)
+    monkeypatch.setattr(MNIST, "resources", resources)
+    monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        monkeypatch.setattr(
+            MNIST, "mirrors", [f"http://localhost:{server.server_port}/"]
+        )
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            gone = served / resources[-1][0]
+            gone.rename(tmp_path / "gone")  # it breaks off at the last file
+            with pytest.raises(UserError, match=r"login node"):
+                download.mnist()
+            assert not (tmp_path / "data/MNIST").exists()
+            (tmp_path / "gone").rename(gone)
+            download.mnist()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["MNIST"]
+    assert len(data.mnist()[0]) == 600
