@@ -13,6 +13,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
+import mnist
 import torch
 import torch.distributed as dist
 from measure import table
@@ -28,9 +29,8 @@ def scaling(repeats):
     """The part of each process of torchrun: rank 0 prints the rows."""
     get_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
-    parts = [
-        exercise8.scaling(backbone, repeats) for backbone in exercise8.BACKBONES
-    ]
+    parts = [exercise8.scaling(name, repeats) for name in exercise8.BACKBONES]
+    parts.append(mnist.scaling(repeats))
     rows = list(chain(*parts))
     if dist.get_rank() == 0:
         print(json.dumps(rows))
@@ -57,6 +57,7 @@ def main():
     rows = list(exercise8.input_only(args.repeats))
     for backbone in exercise8.BACKBONES:
         rows += exercise8.single(backbone, args.repeats)
+    rows += mnist.single(args.repeats)
     if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
         launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
         launch += ["--nproc-per-node=2", __file__, f"--repeats={args.repeats}"]

@@ -1,14 +1,12 @@
 """What is measured of exercise 8. Its large-data scripts have the same loops."""
 
 import json
-import os
-import subprocess
 import sys
 
 import plain
 import torch
 import torch.distributed as dist
-from measure import measure, row
+from measure import as_it_comes, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import (
@@ -47,22 +45,12 @@ def input_only(repeats):
             pass
         return len(some)
 
-    # env.sh tunes how memory is allocated, which helps the plain way too. So that is
-    # also measured as it comes: in a process of its own, without these settings.
-    command = [sys.executable, plain.__file__, str(folder), json.dumps(some)]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    pipe = subprocess.PIPE
-    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
-
-    def plainly_as_it_comes():
-        print("go", file=child.stdin, flush=True)
-        child.stdout.readline()
-        return len(some)
-
-    cases = {"own": own, "plain": plainly, "as it comes": plainly_as_it_comes}
-    cases["augmented"] = lambda: own(lambda images: augment(normalise(images)))
-    speeds = measure(cases, repeats)
-    child.communicate()
+    with as_it_comes(
+        plain.__file__, folder, json.dumps(some)
+    ) as plainly_as_it_comes:
+        cases = {"own": own, "plain": plainly, "as it comes": plainly_as_it_comes}
+        cases["augmented"] = lambda: own(lambda images: augment(normalise(images)))
+        speeds = measure(cases, repeats)
     name = "exercise 8, input only, one core"
     yield row(name, "plain", speeds["as it comes"])
     yield row(name, "plain, with env.sh", speeds["plain"])

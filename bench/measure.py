@@ -1,6 +1,10 @@
 """How everything is measured here: in turns, several times, and by the median."""
 
+import os
+import subprocess
+import sys
 import time
+from contextlib import contextmanager
 from statistics import median
 
 
@@ -20,6 +24,26 @@ def measure(cases, repeats):
             images = case()
             speeds[name].append(images / (time.perf_counter() - start))
     return speeds
+
+
+@contextmanager
+def as_it_comes(program, *arguments):
+    """Give a case that makes a program of the plain way do its work once.
+
+    env.sh tunes how memory is allocated, and that helps the plain way too. So it is
+    also measured as it comes: in a process of its own, without these settings.
+    """
+    command = [sys.executable, program, *map(str, arguments)]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
+
+    def case():
+        print("go", file=child.stdin, flush=True)
+        return int(child.stdout.readline())
+
+    yield case
+    child.communicate()
 
 
 def row(script, what, speeds, against=None, goal=None):

@@ -1,0 +1,120 @@
+"""What is measured of mnist_multigpu."""
+
+import contextlib
+import io
+import sys
+from argparse import Namespace
+
+import plain_mnist
+import torch
+import torch.distributed as dist
+from measure import as_it_comes, measure, row
+from torch.nn.parallel import DistributedDataParallel
+
+from common.data import REPOSITORY, InMemory, data_root, make_loader, mnist
+from common.device import get_device, get_ranks
+
+sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
+import mnist_ddp as ddp
+import mnist_singlegpu as script
+
+BATCH, STEPS = plain_mnist.BATCH, 10
+ARGS = Namespace(log_interval=10**9)
+
+
+def make(device, memory_format=torch.channels_last):
+    """Return the model of the scripts, and its optimizer."""
+    model = script.make_model().to(device, memory_format=memory_format)
+    return model, torch.optim.Adadelta(model.parameters(), 1.0)
+
+
+class Batches(list):
+    """Batches that stay on the device."""
+
+    dataset = ()
+
+
+def train(module, model, loader, optimizer, device):
+    with contextlib.redirect_stdout(io.StringIO()):
+        module.train(ARGS, model, device, loader, optimizer, 1)
+
+
+def single(repeats):
+    """Yield the rows of the script for one GPU: its ceiling, and the plain way."""
+    device, (train_set, _) = get_device(), mnist()
+    (own, own_optimizer), (other, other_optimizer) = (
+        make(device, memory_format)
+        for memory_format in (torch.channels_last, torch.contiguous_format)
+    )
+    images, labels = train_set.__getitems__(range(BATCH))
+    batches = Batches([(images.to(device), labels.to(device))] * STEPS)
+    some = slice(STEPS * BATCH)
+    part = InMemory(train_set.images[some], train_set.labels[some])
+    loader = make_loader(part, BATCH, device, shuffle=True)
+    plain_loader = plain_mnist.make_loader(data_root())
+
+    def own_train(loader):
+        train(script, own, loader, own_optimizer, device)
+        return STEPS * BATCH
+
+    def load():
+        return sum(len(images) for images, _ in loader)
+
+    def plainly():
+        return plain_mnist.train(other, plain_loader, other_optimizer, device, STEPS)
+
+    cases = {
+        "ceiling": lambda: own_train(batches),
+        "script": lambda: own_train(loader),
+    }
+    with as_it_comes(plain_mnist.__file__, STEPS) as plainly_as_it_comes:
+        cases |= {"plain": plainly, "as it comes": plainly_as_it_comes, "load": load}
+        speeds = measure(cases, repeats)
+    name = "mnist_singlegpu.py"
+    yield row(name, "input only, one core", speeds["load"])
+    yield row(name, "ceiling", speeds["ceiling"])
+    yield row(name, "script / ceiling", speeds["script"], speeds["ceiling"], 0.95)
+    yield row(name, "plain", speeds["as it comes"])
+    yield row(name, "script / plain", speeds["script"], speeds["as it comes"])
+    what = "script / plain, with env.sh"
+    yield row(name, what, speeds["script"], speeds["plain"], 1.4)
+
+
+def scaling(repeats):
+    """Yield the rows of all processes against one; all of them call it."""
+    rank, local_rank, world_size = get_ranks()
+    device = get_device(local_rank)
+    (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
+    ddp_model = DistributedDataParallel(own)
+    images = torch.randint(0, 256, (BATCH, 1, 28, 28), dtype=torch.uint8)
+    images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
+
+    def batches(size):
+        return Batches([(images[:size], labels[:size])] * STEPS)
+
+    def apart(size, ranks):
+        if rank < ranks:
+            train(script, alone, batches(size), alone_optimizer, device)
+        dist.barrier()
+        return STEPS * size * ranks
+
+    def together(size):
+        train(ddp, ddp_model, batches(size), own_optimizer, device)
+        return STEPS * size * world_size
+
+    share = BATCH // world_size
+    cases = {
+        "one": lambda: apart(BATCH, 1),
+        "apart": lambda: apart(BATCH, world_size),
+        "weak": lambda: together(BATCH),
+        "strong": lambda: together(share),
+    }
+    speeds = measure(cases, repeats)
+    name, one, many = "mnist_ddp.py", f"1 x {BATCH}", f"{world_size} x {BATCH}"
+    # What this machine has to give: as many processes that do not talk.
+    yield row(name, f"{many} without DDP / {one}", speeds["apart"], speeds["one"])
+    goal = 0.95 * world_size
+    yield row(name, f"weak, {many} / {one}", speeds["weak"], speeds["one"], goal)
+    yield row(name, f"weak / {many} without DDP", speeds["weak"], speeds["apart"])
+    what = f"strong, {world_size} x {share} / {one}"
+    yield row(name, what, speeds["strong"], speeds["one"])

@@ -1,0 +1,51 @@
+"""MNIST in the plain way, for comparison: what most tutorials do with the same net.
+
+As a program it trains for STEPS steps for each line of its input, and then says on
+how many images.
+"""
+
+import sys
+from itertools import islice
+
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import MNIST
+
+BATCH = 128
+transform = transforms.Compose(
+    [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
+)
+
+
+def make_loader(root):
+    return DataLoader(MNIST(root, transform=transform), BATCH, shuffle=True)
+
+
+def train(model, loader, optimizer, device, steps):
+    """Train for so many steps; return the number of images."""
+    total_loss = 0.0
+    for data, target in islice(loader, steps):
+        data, target = data.to(device), target.to(device)
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(data), target)
+        loss.backward()
+        optimizer.step()
+        total_loss += loss.item()
+    return steps * BATCH
+
+
+if __name__ == "__main__":
+    import mnist
+    import torch
+
+    from common.data import data_root
+    from common.device import get_device
+
+    model, optimizer = mnist.make(get_device(), torch.contiguous_format)
+    loader = make_loader(data_root())
+    for _ in sys.stdin:
+        print(
+            train(model, loader, optimizer, get_device(), int(sys.argv[1])),
+            flush=True,
+        )
