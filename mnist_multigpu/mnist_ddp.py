@@ -134,7 +134,7 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: deals anew, or epochs are alike
         epoch_start = time.perf_counter()
-        train(args, ddp_model, device, train_loader, optimizer, epoch)  # DDP: it
+        train(args, ddp_model, device, train_loader, optimizer, epoch)  # DDP: synced
         seconds = time.perf_counter() - epoch_start
         tested = test(model, device, test_loader)
         log.epoch(epoch, len(train_set), seconds, test=tested)

@@ -10,6 +10,7 @@ import threading
 from argparse import Namespace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 
 import pytest
 import torch
@@ -109,6 +110,37 @@ def test_two_halves_of_a_batch_train_like_the_whole(tmp_path):
         for run in (done, halves)
     )
     assert len(losses) == 3 and both == pytest.approx(losses, abs=2e-5)
+
+
+def test_shares_of_three_processes(sample, tmp_path):
+    one, three = tmp_path / "one", tmp_path / "three"
+    spy, folder = REPOSITORY / "tests/spy_mnist.py", REPOSITORY / "mnist_multigpu"
+    for room in (one, three):
+        room.mkdir()
+        (room / "common").symlink_to(REPOSITORY / "common")
+    script, ddp = folder / "mnist_singlegpu.py", folder / "mnist_ddp.py"
+    done = run([sys.executable, spy, script, "--epochs", 2], one, sample)
+    assert done.returncode == 0, done.stderr
+    done = torchrun(3, [spy, ddp, "--epochs", 2], three, sample)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Test set: ") == 2
+    alone = torch.load(one / "0.pt")
+    seen = [torch.load(three / f"{rank}.pt") for rank in range(3)]
+    assert len({rank["random"][0] for rank in seen}) == 3  # dropout differs
+    for epoch in (0, 1):
+        assert sorted(chain(*(rank["orders"][epoch] for rank in seen))) == [
+            *range(600)
+        ]
+        tested = [rank["tested"][epoch] for rank in seen]
+        assert sorted(chain(*(indices for indices, _ in tested))) == [*range(100)]
+        for _, result in tested:
+            assert result["accuracy"] == alone["tested"][epoch][1]["accuracy"]
+    assert seen[0]["orders"][0] != seen[0]["orders"][1]
+    events = [path for path in three.rglob("*") if "tfevents" in path.name]
+    assert (
+        len(events) == 1
+        and len((three / "logs/results.jsonl").open().readlines()) == 1
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["adadelta", "adam", "rmsprop"])
