@@ -155,7 +155,8 @@ def make_loader(dataset, batch_size, device, sampler=None, shuffle=False):
 
 
 @functools.cache  # copied once per device: a copy in each step would wait for it
-def to_device(device, *values):
+def pixel_values(device, *values):
+    """Return values for each channel, where 1 is 255, as tensors (C, 1, 1)."""
     return torch.tensor(values, device=device).mul(255).view(len(values), -1, 1, 1)
 
 
@@ -164,7 +165,7 @@ def normalise(images, mean=MEAN, std=STD):
 
     mean, std: of each channel, where 1 is 255.
     """
-    mean, std = to_device(images.device, mean, std)
+    mean, std = pixel_values(images.device, mean, std)
     return images.float().sub_(mean).div_(std)
 
 

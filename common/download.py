@@ -104,8 +104,11 @@ def unpack(photos, kind, target):
         raise UserError(f"{count} photos in {folder}")
 
 
-def mnist(source=None):
-    """Fetch MNIST into MNIST/raw/, or copy it from a folder that holds it."""
+def mnist(url=None, source=None):
+    """Fetch MNIST into MNIST/raw/, or copy it from a folder that holds it.
+
+    url: a mirror. Raises UserError, and leaves no MNIST/, if it is not whole.
+    """
     from torchvision.datasets import MNIST  # slow to import
 
     target = data_root() / "MNIST"
@@ -113,16 +116,19 @@ def mnist(source=None):
     if target.exists():
         return print(f"{target} is there already")
     try:
+        if url:
+            MNIST.mirrors = [url]
         if source:
             files = list(Path(source).glob("**/t*-ubyte"))
             shutil.rmtree(unpacking, ignore_errors=True)
             (unpacking / "MNIST/raw").mkdir(parents=True)
             for file in files:
                 shutil.copy(file, unpacking / "MNIST/raw")
-        MNIST(unpacking, download=not source)
-    except (OSError, RuntimeError) as error:
-        where = f"not in {source}" if source else f"{error}; try on a login node"
-        raise UserError(f"MNIST: {where}") from None
+        for train in (True, False):  # checks that the files can be read
+            MNIST(unpacking, train=train, download=not source)
+    except Exception as error:
+        where = f"in {source}" if source else "to be had here, try on a login node"
+        raise UserError(f"no whole MNIST {where} ({error})") from None
     (unpacking / "MNIST").rename(target)
     shutil.rmtree(unpacking)
     print(f"Saved {target}")

@@ -13,4 +13,4 @@ parser = OptionParser(__doc__)
 parser.add_argument(
     "--from", dest="source", metavar="FOLDER", help="copy it from here"
 )
-mnist(parser.parse_args().source)
+mnist(source=parser.parse_args().source)

@@ -252,6 +252,12 @@ def test_download_copies_a_folder(room, sample, tmp_path):
         assert done.returncode == 0, done.stderr
         assert [path.name for path in target.iterdir()] == ["MNIST"]
         assert len(list((target / "MNIST/raw").iterdir())) == 4
+    shutil.rmtree(target)
+    half = shutil.copytree(sample / "MNIST", tmp_path / "half")
+    file = half / "raw/t10k-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:99])
+    fails(run([*command, half], room, target), "no whole MNIST in")
+    assert not (target / "MNIST").exists()
 
 
 def test_download_from_a_server(sample, tmp_path, monkeypatch):
@@ -269,19 +275,18 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
     monkeypatch.setattr(MNIST, "resources", resources)
     monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
     with ThreadingHTTPServer(("localhost", 0), handler) as server:
-        monkeypatch.setattr(
-            MNIST, "mirrors", [f"http://localhost:{server.server_port}/"]
-        )
+        url = f"http://localhost:{server.server_port}/"
+        monkeypatch.setattr(MNIST, "mirrors", [])
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             gone = served / resources[-1][0]
             gone.rename(tmp_path / "gone")  # it breaks off at the last file
             with pytest.raises(UserError, match=r"login node"):
-                download.mnist()
+                download.mnist(url)
             assert not (tmp_path / "data/MNIST").exists()
             (tmp_path / "gone").rename(gone)
-            download.mnist()
+            download.mnist(url)
         finally:
             server.shutdown()
             thread.join()
