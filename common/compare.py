@@ -14,7 +14,8 @@ from common.pairs import PAIRS
 
 # Runs that differ in these options alone are still compared.
 FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
-FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model"}
+FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "workers"}
+FREE |= {"profile"}
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",

@@ -3,6 +3,7 @@
 import functools
 import mmap
 import os
+import pickle
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ SAMPLES = REPOSITORY / "data" / "sample"
 # Of ImageNet's images, scaled to 0..1: what torchvision's weights expect
 # (https://pytorch.org/vision/stable/models.html).
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# The same of CIFAR-100's training images.
+CIFAR100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def data_root():
@@ -130,24 +133,48 @@ def mnist():
     return [InMemory(split.data[:, None], split.targets) for split in splits]
 
 
-def make_loader(dataset, batch_size, device, sampler=None, shuffle=False):
+def cifar100():
+    """Return the images to train and to validate on: uint8 images (N, 3, 32, 32).
+
+    The files are pickles (https://www.cs.toronto.edu/~kriz/cifar.html). Raises
+    UserError if one is damaged.
+    """
+    folder, splits = data_dir("cifar-100-python"), []
+    try:
+        for file in (folder / "train", folder / "test"):
+            split = pickle.loads(file.read_bytes(), encoding="latin1")
+            images = torch.from_numpy(split["data"]).view(-1, 3, 32, 32)
+            splits.append(InMemory(images, torch.tensor(split["fine_labels"])))
+    except Exception as error:
+        raise UserError(
+            f"{file} is damaged ({error}): delete {folder} and download it again"
+        ) from None
+    return splits
+
+
+def make_loader(
+    dataset, batch_size, device, sampler=None, shuffle=False, workers=None
+):
     """Return a DataLoader of batches (images, labels) from a set with __getitems__.
 
     A GPU is fed by worker processes, one for each CPU that this process may use
-    besides its own. Without a GPU they would only take the CPUs from the model, and
-    for a set in memory (or a Subset of it) there is nothing to do for them.
+    besides its own, unless workers says how many. Without a GPU they would only take
+    the CPUs from the model, and for a set in memory (or a Subset of it) there is
+    nothing to do for them.
     """
     cpus = len(os.sched_getaffinity(0)) if device.type != "cpu" else 1
     cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
-    workers = min(16, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1)
     if type(getattr(dataset, "dataset", dataset)) is InMemory:
-        workers = 0
+        cpus = 1
+    if workers is None:
+        share = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        workers = max(0, min(16, share - 1))
     return DataLoader(
         dataset,
         batch_size,
         shuffle,
         sampler,
-        num_workers=max(0, workers),
+        num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=device.type != "cpu",
         collate_fn=default_convert,

@@ -20,6 +20,8 @@ fi
 
 # What is printed is at once in the job's output.
 export PYTHONUNBUFFERED=1
+# torch.profiler: no messages of its own; one is an ERROR that there is no GPU.
+export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # On the CPU: keep memory for the next step. To get it from the system anew in each step

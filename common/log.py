@@ -1,6 +1,7 @@
 """What a run says and leaves behind: lines, TensorBoard scalars, and its result."""
 
 import json
+import math
 import os
 import resource
 import statistics
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 from common.cli import UserError
+from common.metrics import means
 
 
 def rank0_print(line):
@@ -63,6 +65,25 @@ class RunLog:
         if self.enabled:
             print(line, flush=True)
 
+    def iterations(self, done, total, sums, start):
+        """Report a part of an epoch, of which so many of all iterations are done.
+
+        sums: of batch_sums(), the whole job's since start, which time.perf_counter()
+        gave. This waits for the device.
+        """
+        if not self.enabled:
+            return
+        loss, images = means(sums)["loss"], int(sums[2])
+        seconds = time.perf_counter() - start
+        iteration = seconds / math.ceil(images / self.fields["batch"])
+        step = len(self.epochs) * total + done
+        self.writer.add_scalar("iterations/loss", loss, step)
+        self.writer.add_scalar("iterations/seconds", iteration, step)
+        line = f"Epoch {len(self.epochs) + 1} [{done}/{total}]: loss {loss:.4f}"
+        line += f", {iteration * 1e3:.1f} ms per iteration"
+        line += f", {images / seconds:.1f} images/s"
+        self.print(f"{line}, {peak_memory(self.device) / 1e9:.2f} GB")
+
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
 
@@ -71,7 +92,7 @@ class RunLog:
         """
         if not self.enabled:
             return
-        self.epochs.append((images, seconds))
+        self.epochs.append((images, seconds, time.time()))
         self.writer.add_scalar("images_per_second", images / seconds, epoch)
         line = f"Epoch {epoch}: {seconds:.1f} s, {images / seconds:.1f} images/s"
         for part, values in parts.items():
@@ -90,19 +111,23 @@ class RunLog:
         if not self.enabled:
             return
         epochs = self.epochs[: self.fields["options"]["epochs"]]
-        images, seconds = zip(*(epochs[1:] or epochs), strict=True)
+        images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
         self.fields |= {
             "images_per_epoch": images[0],
             "seconds_per_epoch": statistics.median(seconds),
             "images_per_second": images[0] / statistics.median(seconds),
             "peak_memory_gb": peak_memory(self.device) / 1e9,
             "torch": torch.__version__,
+            "epoch_ends": [end for _, _, end in self.epochs],  # seconds since 1970
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             **fields,
         }
         self.writer.close()
         with open("logs/results.jsonl", "a") as file:
             file.write(json.dumps(self.fields) + "\n")
+        if len(epochs) > 1:
+            first, median = epochs[0][1], statistics.median(seconds)
+            self.print(f"First epoch: {first:.1f} s; later ones: {median:.1f} s")
         self.print("Result added to logs/results.jsonl")
 
 
@@ -112,3 +137,20 @@ def peak_memory(device):
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of the two systems
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def save_profile(profiler):
+    """As on_trace_ready of torch.profiler: save the trace, print the operators.
+
+    The trace goes to logs/profiler/trace.json; each of several processes has its
+    own, trace_rank0.json and so on. Rank 0 prints the ten costliest operators.
+    """
+    rank = os.environ.get("RANK")
+    name = "trace.json" if rank is None else f"trace_rank{rank}.json"
+    folder = Path("logs/profiler")
+    folder.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(folder / name))
+    kind = "device" if torch.accelerator.is_available() else "cpu"
+    costliest = {"sort_by": f"self_{kind}_time_total", "row_limit": 10}
+    rank0_print(profiler.key_averages().table(**costliest, max_name_column_width=40))
+    rank0_print(f"Trace saved to {folder / name}")

@@ -1,5 +1,6 @@
 """The pairs of scripts: what differs between the two of a pair is one lesson."""
 
+CIFAR = "cifar100_demo/train"
 MNIST = "mnist_multigpu/mnist"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
@@ -14,4 +15,6 @@ PAIRS = [
     (f"{EIGHT}_largedata_multigpu.py", f"{STRONG}_largedata.py", "STRONG", 4),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_multigpu.py", "DP", 6),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_ddp.py", "DDP", 20),
+    (f"{CIFAR}_cifar100.py", f"{CIFAR}_data_parallel.py", "DP", 6),
+    (f"{CIFAR}_cifar100.py", f"{CIFAR}_ddp_cifar100.py", "DDP", 20),
 ]

@@ -24,6 +24,7 @@ pytestmark = [
 
 # What students submit with each run script.
 DIGITS = ["--epochs", "1"]
+SMALL = ["--arch", "resnet18", "--image-size", "40", "--steps", "2", "--epochs", "1"]
 NAME = "pytorch_dvc_cnn_pretrained"
 WHAT = {
     "exercise8/run.sh": [f"{NAME}.py", *QUICK],
@@ -34,6 +35,9 @@ WHAT = {
     "mnist_multigpu/slurm_multigpu.sh": DIGITS,
     "mnist_multigpu/slurm_ddp.sh": DIGITS,
     "mnist_multigpu/slurm_ddp_2nodes.sh": DIGITS,
+    "cifar100_demo/run_single_cifar.sh": SMALL,
+    "cifar100_demo/run_data_parallel_cifar100.sh": SMALL,
+    "cifar100_demo/run_ddp_cifar100.sh": SMALL,
 }
 RUN_SCRIPTS = {
     str(file.relative_to(REPOSITORY)): file.read_text()
@@ -139,9 +143,8 @@ def test_each_run_script(run_script, sbatch, tmp_path):
     assert job["NumNodes"] == str(nodes)
     (result,) = map(json.loads, (room / "logs/results.jsonl").open())
     # Without a GPU, the one process of DataParallel plays one of them.
-    assert result["gpus"] == (
-        1 if result["script"] == "mnist_multigpu" else nodes * gpus
-    )
+    one = ("mnist_multigpu", "train_data_parallel")
+    assert result["gpus"] == (1 if result["script"] in one else nodes * gpus)
     assert "rror" not in output and "Warning" not in output, output
 
 

@@ -1,0 +1,80 @@
+"""Counts what training a ResNet takes: parameters, FLOPs, memory. It needs no GPU.
+
+    python get_parameters.py [--arch resnet152] [--batch-size 128] [--image-size 224]
+
+A FLOP is one addition or one multiplication. Tables of models often count a
+multiplication and an addition together and call that a FLOP: half of ours.
+"""
+
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision import models
+
+from common.cli import OptionParser, at_least
+
+ARCHS = [name for name in models.list_models(models) if "resne" in name]
+
+
+def count(arch, batch_size, image_size, classes=100):
+    """Return a dict of what one training step in float32 takes.
+
+    "parameters"; "forward" and "training", the FLOPs of an image's convolutions and
+    matrix products, without and with the backward pass; "activations", the bytes of
+    what the forward pass keeps for the backward pass, for the whole batch.
+    """
+    with torch.device("meta"):  # tensors with shapes and without data
+        model = models.get_model(arch, num_classes=classes)
+        images = torch.empty(batch_size, 3, image_size, image_size)
+        labels = torch.empty(batch_size, dtype=torch.long)
+    kept = {}  # by their memory, which layers that work in place share
+
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = F.cross_entropy(model(images), labels)
+        forward = counter.get_total_flops()
+        loss.backward()
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage()._cdata, None)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "forward": forward / batch_size,
+        "training": counter.get_total_flops() / batch_size,
+        "activations": sum(storage.nbytes() for storage in kept.values()),
+    }
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--arch", choices=ARCHS, default="resnet152")
+    parser.add_argument("--batch-size", type=at_least(1), default=128)
+    parser.add_argument("--image-size", type=at_least(33), default=224)
+    parser.add_argument("--classes", type=at_least(1), default=100)
+    args = parser.parse_args()
+    counts = count(args.arch, args.batch_size, args.image_size, args.classes)
+    weights = counts["parameters"] * 4 / 1e9  # float32 has 4 bytes
+    activations = counts["activations"] / 1e9
+    step = counts["training"] * args.batch_size
+    rows = {
+        "parameters": f"{counts['parameters']:,}",
+        "forward pass of an image": f"{counts['forward'] / 1e9:.2f} GFLOP",
+        "training step of an image": f"{counts['training'] / 1e9:.2f} GFLOP",
+        f"training step of a batch of {args.batch_size}": f"{step / 1e12:.2f} TFLOP",
+        "epoch of 50,000 images": f"{counts['training'] * 50000 / 1e15:.2f} PFLOP",
+        "memory of the weights": f"{weights:.2f} GB",
+        "... of their gradients": f"{weights:.2f} GB",
+        "... of the optimizer (SGD with momentum)": f"{weights:.2f} GB",
+        "... of a batch's activations": f"{activations:.2f} GB",
+        "memory in all": f"{3 * weights + activations:.2f} GB",
+    }
+    print(f"{args.arch}, {args.image_size} x {args.image_size} pixels, float32")
+    for name, value in rows.items():
+        print(f"{name:42}{value:>16}")
+
+
+if __name__ == "__main__":
+    main()

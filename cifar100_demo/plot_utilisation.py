@@ -1,0 +1,100 @@
+"""Draws how busy the GPUs were over the epochs of a run, from what monitor.py wrote.
+
+    python plot_utilisation.py [logs/utilisation-JOB.csv] [--to FILE.png]
+
+Without a file's name it takes the newest one in logs/.
+"""
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from common.cli import OptionParser, UserError
+
+PANELS = {
+    "utilisation_percent": "utilisation in %",
+    "memory_gb": "memory in GB",
+    "power_w": "power in W",
+}
+
+
+def read_samples(file):
+    """Return {device: its rows, dicts of numbers or None}, or raise UserError."""
+    devices = defaultdict(list)
+    try:
+        with open(file, newline="") as lines:
+            for row in csv.DictReader(lines):
+                device = row.pop("device")
+                numbers = {k: float(v) if v else None for k, v in row.items()}
+                devices[device].append(numbers)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+    if not devices:
+        raise UserError(f"no samples in {file}: it takes a run of some seconds")
+    return devices
+
+
+def read_runs(start, end):
+    """Return the runs in logs/results.jsonl that ended in between, a dict each."""
+    file = Path("logs/results.jsonl")
+    runs = map(json.loads, file.open()) if file.exists() else []
+    return [run for run in runs if start <= run["epoch_ends"][-1] <= end]
+
+
+def draw(devices, runs, file):
+    """Save a PNG with a panel for each quantity that was measured."""
+    times = [row["time"] for rows in devices.values() for row in rows]
+    panels = [
+        key
+        for key in PANELS
+        if any(row[key] is not None for rows in devices.values() for row in rows)
+    ]
+    figure = Figure(figsize=(9, 2.4 * len(panels)), layout="constrained")
+    subplots = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axes, key in zip(subplots, panels, strict=True):
+        for device, rows in sorted(devices.items()):
+            seconds = [row["time"] - min(times) for row in rows]
+            axes.plot(seconds, [row[key] for row in rows], label=device)
+        axes.set(ylabel=PANELS[key])
+        axes.set_ylim(0, 105 if key == "utilisation_percent" else None)
+        for run in runs:
+            for epoch, end in enumerate(run["epoch_ends"], start=1):
+                axes.axvline(end - min(times), color="gray", linestyle=":")
+                if axes is subplots[0]:
+                    where = (end - min(times), 1)
+                    axes.annotate(
+                        f"end of epoch {epoch}",
+                        where,
+                        xycoords=("data", "axes fraction"),
+                        rotation=90,
+                        va="top",
+                        ha="right",
+                        fontsize="small",
+                    )
+    subplots[0].legend(loc="lower left")
+    subplots[0].set_title(", ".join(run["script"] for run in runs) or file.stem)
+    subplots[-1].set_xlabel("seconds since the start")
+    figure.savefig(file, dpi=120)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--to", type=Path, default=Path("logs/utilisation.png"))
+    args = parser.parse_args()
+    files = [args.file] if args.file else Path("logs").glob("utilisation-*.csv")
+    files = sorted(files, key=lambda file: args.file or file.stat().st_mtime)
+    if not files:
+        raise UserError("no logs/utilisation-*.csv: `bash run_single_cifar.sh`")
+    devices = read_samples(files[-1])
+    times = [row["time"] for rows in devices.values() for row in rows]
+    # A run's last epoch ends a moment before the monitor does.
+    draw(devices, read_runs(min(times), max(times) + 2), args.to)
+    print(f"Plot of {files[-1]} saved to {args.to}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=14
+#SBATCH --gpus-per-node=2
+#SBATCH --time=01:00:00
+
+# train_data_parallel.py, one process with two GPUs; monitor.py looks on.
+#     sbatch run_data_parallel_cifar100.sh [OPTIONS]
+#     bash run_data_parallel_cifar100.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
+
+set -euo pipefail
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
+source common/env.sh
+
+"${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
+trap "kill $!" EXIT
+"${PYTHON[@]}" train_data_parallel.py "$@"

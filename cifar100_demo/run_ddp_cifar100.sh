@@ -1,0 +1,24 @@
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=14
+#SBATCH --gpus-per-node=2
+#SBATCH --time=01:00:00
+
+# train_ddp_cifar100.py, two processes with a GPU each; monitor.py looks on.
+#     sbatch run_ddp_cifar100.sh [OPTIONS]
+#     bash run_ddp_cifar100.sh [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
+
+set -euo pipefail
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
+source common/env.sh
+
+gpus 2
+"${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
+trap "kill $!" EXIT
+"${PYTHON[@]}" -m common.torchrun --standalone \
+    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" train_ddp_cifar100.py "$@"

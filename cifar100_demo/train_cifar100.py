@@ -1,0 +1,139 @@
+"""ResNet-152 on CIFAR-100: one GPU, its DataParallel twin, and its DDP twin.
+
+    sbatch run_single_cifar.sh             # train_cifar100.py: one GPU
+    sbatch run_data_parallel_cifar100.sh   # train_data_parallel.py: DataParallel
+    sbatch run_ddp_cifar100.sh             # train_ddp_cifar100.py: DDP
+
+Without Slurm type bash in place of sbatch. Without a GPU a step of ResNet-152 takes
+minutes: add --arch resnet18 --image-size 40.
+"""
+
+import time
+from argparse import BooleanOptionalAction
+from itertools import islice
+
+import torch
+from torch import nn, optim
+from torch.nn import functional as F
+from torch.profiler import profile, schedule
+from torch.utils.data import RandomSampler
+from torchvision import models
+
+from common.cli import OptionParser, at_least
+from common.data import CIFAR100, cifar100, make_loader, normalise
+from common.device import get_device
+from common.log import RunLog, save_profile
+from common.metrics import batch_sums, means
+
+ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
+
+
+class Classifier(nn.Module):
+    """A ResNet for 100 classes that takes uint8 images (N, 3, 32, 32)."""
+
+    def __init__(self, arch, image_size, amp):
+        super().__init__()
+        self.resnet = models.get_model(arch, num_classes=100)
+        self.image_size, self.amp = image_size, amp
+
+    def forward(self, images):
+        # Here and not in the loader: a GPU resizes a batch faster than it is copied.
+        images = images.contiguous(memory_format=torch.channels_last)
+        images = normalise(images, *CIFAR100)
+        images = F.interpolate(images, self.image_size, mode="bilinear")
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.amp):
+            return self.resnet(images).float()
+
+
+def train(args, model, device, train_loader, optimizer, log, profiler):
+    """Train for an epoch; return its sums of loss, of right answers, of images."""
+    model.train()
+    last = min(args.steps or len(train_loader), len(train_loader))
+    total, recent = torch.zeros(2, 3, device=device)
+    start = time.perf_counter()
+    for step, (images, labels) in enumerate(islice(train_loader, last), start=1):
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(images)
+        loss = F.cross_entropy(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        recent += batch_sums(loss, output.argmax(dim=1) == labels)
+        if profiler:
+            profiler.step()
+        if step % 100 == 0 or step == last:
+            # To read the sums waits for the device: not in every step.
+            log.iterations(step, last, recent, start)
+            total += recent
+            recent.zero_()
+            start = time.perf_counter()
+    return total
+
+
+@torch.no_grad()
+def evaluate(model, device, loader):
+    """Return the mean loss and the accuracy in %."""
+    model.eval()
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(images)
+        loss = F.cross_entropy(output, labels)
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--arch", choices=ARCHS, default="resnet152")
+    parser.add_argument("--batch-size", type=at_least(1), default=128, help="a GPU")
+    parser.add_argument("--epochs", type=at_least(1), default=4)
+    parser.add_argument("--image-size", type=at_least(33), default=224)
+    parser.add_argument("--workers", type=at_least(0), help="that load; default: 0")
+    parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
+    parser.add_argument(
+        "--steps", type=at_least(1), help="of each epoch; default: all"
+    )
+    parser.add_argument("--profile", action=BooleanOptionalAction, default=True)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    device = get_device()
+    gpus = 1
+    torch.manual_seed(args.seed)
+
+    train_set, val_set = cifar100()
+    model = Classifier(args.arch, args.image_size, args.amp)
+    model = model.to(device, memory_format=torch.channels_last)
+    log = RunLog(args, device, gpus)
+    batch_size, workers = args.batch_size, args.workers
+    sampler = RandomSampler(train_set)
+    train_loader = make_loader(
+        train_set, batch_size, device, sampler, workers=workers
+    )
+    val_loader = make_loader(val_set, batch_size, device, workers=workers)
+    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    profiler = None
+    if args.profile:  # 3 steps go by, 2 warm it up, 3 are recorded
+        steps = schedule(wait=3, warmup=2, active=3, repeat=1)
+        profiler = profile(schedule=steps, on_trace_ready=save_profile)
+        profiler.start()
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        epoch_start = time.perf_counter()
+        sums = train(args, model, device, train_loader, optimizer, log, profiler)
+        seconds = time.perf_counter() - epoch_start
+        validated = evaluate(model, device, val_loader)
+        images = int(sums[2])
+        log.epoch(epoch, images, seconds, train=means(sums), validation=validated)
+    training = time.perf_counter() - start
+    if profiler:
+        profiler.stop()
+    log.print(f"Total training time: {training:.1f} s")
+    log.finish(accuracy=validated["accuracy"], training_seconds=training)
+
+
+if __name__ == "__main__":
+    main()
