@@ -60,7 +60,7 @@ def ask(command, heads, unit):
         use, memory, power = (row.get(column) for column in columns)
         rows.append(
             (
-                f"GPU {number(next(iter(row.values())))}",
+                f"GPU {number(next(iter(row.values()))):.0f}",
                 number(use),
                 number(memory, unit),
                 number(power),

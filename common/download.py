@@ -111,25 +111,44 @@ def mnist(url=None, source=None):
     """
     from torchvision.datasets import MNIST  # slow to import
 
-    target = data_root() / "MNIST"
-    unpacking = target.with_suffix(".unpacking")
+    if url:
+        MNIST.mirrors = [url]
+    by_torchvision(MNIST, "MNIST", source, "t*-ubyte", "raw")
+
+
+def cifar100(url=None):
+    """Fetch CIFAR-100 into cifar-100-python/, from another address if you give one.
+
+    Raises UserError, and leaves no such folder, if it is not whole.
+    """
+    from torchvision.datasets import CIFAR100  # slow to import
+
+    if url:
+        CIFAR100.url = url
+    by_torchvision(CIFAR100, "cifar-100-python")
+
+
+def by_torchvision(dataset, name, source=None, pattern="*", folder=""):
+    """Let a data set of torchvision's fetch and check itself; then it has its name.
+
+    source: do not fetch, copy from here what has names of this pattern to folder.
+    """
+    target = data_root() / name
+    unpacking = target.with_name(f"{name}.unpacking")
     if target.exists():
         return print(f"{target} is there already")
     try:
-        if url:
-            MNIST.mirrors = [url]
         if source:
-            files = list(Path(source).glob("**/t*-ubyte"))
             shutil.rmtree(unpacking, ignore_errors=True)
-            (unpacking / "MNIST/raw").mkdir(parents=True)
-            for file in files:
-                shutil.copy(file, unpacking / "MNIST/raw")
+            (unpacking / name / folder).mkdir(parents=True)
+            for file in Path(source).glob(f"**/{pattern}"):
+                shutil.copy(file, unpacking / name / folder)
         for train in (True, False):  # checks that the files can be read
-            MNIST(unpacking, train=train, download=not source)
+            dataset(unpacking, train=train, download=not source)
     except Exception as error:
         where = f"in {source}" if source else "to be had here, try on a login node"
-        raise UserError(f"no whole MNIST {where} ({error})") from None
-    (unpacking / "MNIST").rename(target)
+        raise UserError(f"no whole {name} {where} ({error})") from None
+    (unpacking / name).rename(target)
     shutil.rmtree(unpacking)
     print(f"Saved {target}")
 
@@ -144,7 +163,8 @@ def vgg16(url=VGG16_URL):
 
 
 def main():
-    names = {"dogs-vs-cats": dogs_vs_cats, "MNIST": mnist, "vgg16": vgg16}
+    names = {"dogs-vs-cats": dogs_vs_cats, "vgg16": vgg16, "MNIST": mnist}
+    names |= {"cifar-100-python": cifar100}
     parser = OptionParser(__doc__)
     parser.add_argument("names", nargs="+", choices=names, metavar="NAME")
     parser.add_argument("--url", help="fetch it from another address")

@@ -1,0 +1,378 @@
+"""cifar100_demo/: three scripts, their profile, monitor and plots, their errors."""
+
+import csv
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tarfile
+import threading
+import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, pairwise
+
+import pytest
+import torch
+from conftest import REPOSITORY, copy_room, run, torchrun
+
+from common import data, download
+from common.cli import UserError
+
+FOLDER = REPOSITORY / "cifar100_demo"
+sys.path.insert(0, str(FOLDER))
+QUICK = ("--arch", "resnet18", "--image-size", "40", "--batch-size", "16")
+
+
+@pytest.fixture
+def room(tmp_path):
+    return copy_room("cifar100_demo", tmp_path)
+
+
+def scalars(room):
+    """Return {tag: values} of the one run in logs/."""
+    from tensorboard.backend.event_processing.event_accumulator import (
+        EventAccumulator,
+    )
+
+    (file,) = (path for path in room.rglob("*") if "tfevents" in path.name)
+    events = EventAccumulator(str(file))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in tags}
+
+
+def check(done, room, processes, steps):
+    """Check what a run of two epochs printed and left; return its result."""
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    for epoch in (1, 2):
+        assert re.search(
+            rf"^Epoch {epoch} \[{steps}/{steps}\]: loss [\d.]+, "
+            r"[\d.]+ ms per iteration, [\d.]+ images/s, [\d.]+ GB$",
+            done.stdout,
+            re.M,
+        )
+        assert re.search(
+            rf"^Epoch {epoch}: [\d.]+ s, [\d.]+ images/s; train loss [\d.]+ "
+            r"accuracy [\d.]+ %; validation loss [\d.]+ accuracy [\d.]+ %$",
+            done.stdout,
+            re.M,
+        )
+    assert re.search(
+        r"^First epoch: [\d.]+ s; later ones: [\d.]+ s$", done.stdout, re.M
+    )
+    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    assert result["gpus"] == processes
+    assert result["images_per_epoch"] == steps * 16 * processes
+    return result
+
+
+def test_one_gpu_with_its_profile_monitor_and_plots(room, sample):
+    command = ["bash", "run_single_cifar.sh", *QUICK, "--epochs", "2"]
+    done = run([*command, "--steps", "20"], room, sample)
+    result = check(done, room, 1, 20)
+    # The loss falls on drawn shapes, and TensorBoard has it.
+    first, second = scalars(room)["train/loss"]
+    assert first > second + 0.1
+    assert len(scalars(room)["iterations/loss"]) == 2
+    # The profile: three steps, and the costliest operator first in the table.
+    trace = json.loads((room / "logs/profiler/trace.json").read_text())
+    names = {event["name"] for event in trace["traceEvents"]}
+    steps = {name for name in names if name.startswith("ProfilerStep")}
+    assert steps == {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}
+    table = done.stdout[done.stdout.index("Self CPU %") :].splitlines()
+    assert "aten::convolution_backward" in table[2]
+    # The monitor: every second, and gone with the job.
+    (file,) = room.glob("logs/utilisation-*.csv")
+    rows = list(csv.DictReader(file.open()))
+    times = [float(row["time"]) for row in rows]
+    assert times[-1] - times[0] > result["training_seconds"] - 2
+    assert all(0.9 < b - a < 3 for a, b in pairwise(times))
+    assert all(row["device"] == "CPU" and row["power_w"] == "" for row in rows)
+    assert max(float(row["utilisation_percent"]) for row in rows) > 30
+    assert not processes_in(room)
+    for script in ("plot_utilisation.py", "plot_trace.py", "plot_images.py"):
+        done = run([sys.executable, script], room, sample)
+        assert done.returncode == 0, done.stderr
+    import plot_utilisation
+
+    os.chdir(room)
+    (found,) = plot_utilisation.read_runs(times[0], times[-1] + 2)
+    assert len(found["epoch_ends"]) == 2
+    assert times[0] < found["epoch_ends"][0] < found["epoch_ends"][1]
+    pictures = {"utilisation.png", "trace.png", "images.png"}
+    assert pictures <= {path.name for path in (room / "logs").iterdir()}
+
+
+def processes_in(folder):
+    """Return the processes that run in a folder."""
+    found = []
+    for process in os.listdir("/proc"):
+        try:
+            if os.readlink(f"/proc/{process}/cwd") == str(folder):
+                found.append(process)
+        except OSError:
+            pass
+    return found
+
+
+def test_ddp_writes_a_trace_for_each_rank(room, sample):
+    command = ["bash", "run_ddp_cifar100.sh", *QUICK, "--epochs", "2", "--amp"]
+    done = run([*command, "--steps", "4"], room, sample)
+    check(done, room, 2, 4)
+    traces = sorted(path.name for path in (room / "logs/profiler").iterdir())
+    assert traces == ["trace_rank0.json", "trace_rank1.json"]
+    assert done.stdout.count("Self CPU time total") == 1
+    assert len(scalars(room)["train/loss"]) == 2
+    assert not processes_in(room)
+
+
+def test_data_parallel_without_a_profile(room, sample):
+    command = ["bash", "run_data_parallel_cifar100.sh", *QUICK, "--epochs", "2"]
+    done = run([*command, "--steps", "2", "--no-profile"], room, sample)
+    check(done, room, 1, 2)
+    assert "Self CPU" not in done.stdout and not (room / "logs/profiler").exists()
+
+
+def test_shares_buffers_and_gradients_of_three_processes(sample, tmp_path):
+    one, three = tmp_path / "one", tmp_path / "three"
+    for folder in (one, three):
+        folder.mkdir()
+        (folder / "common").symlink_to(REPOSITORY / "common")
+    spy = REPOSITORY / "tests/spy_cifar.py"
+    options = [*QUICK, "--epochs", "2", "--no-profile"]
+    script, ddp = FOLDER / "train_cifar100.py", FOLDER / "train_ddp_cifar100.py"
+    done = run([sys.executable, spy, script, *options], one, sample)
+    assert done.returncode == 0, done.stderr
+    done = torchrun(3, [spy, ddp, *options], three, sample)
+    assert done.returncode == 0, done.stderr
+    alone = torch.load(one / "0.pt")
+    ranks = [torch.load(three / f"{rank}.pt") for rank in range(3)]
+    # 500 images to train and 100 to validate: neither can be split into three.
+    for epoch in (0, 1):
+        dealt = list(chain(*(rank["orders"][epoch] for rank in ranks)))
+        assert set(dealt) == set(range(500)) and len(dealt) == 501
+        evaluated = [rank["evaluated"][epoch] for rank in ranks]
+        assert sorted(chain(*(share for share, _ in evaluated))) == [*range(100)]
+        for _, result in evaluated:  # that of rank 0's buffers, which nobody moved
+            assert result["accuracy"] == alone["evaluated"][epoch][1]["accuracy"]
+            assert result["loss"] == pytest.approx(
+                alone["evaluated"][epoch][1]["loss"]
+            )
+        for name, buffer in ranks[0]["buffers"][epoch].items():
+            assert torch.equal(buffer, alone["buffers"][epoch][name])
+            for rank in ranks[1:]:
+                assert torch.equal(buffer, rank["buffers"][epoch][name])
+    assert ranks[0]["orders"][0] != ranks[0]["orders"][1]
+    assert len({rank["random"][0] for rank in ranks}) == 3
+    # Four steps on a global batch of 12.
+    name = "resnet.layer4.1.conv2.weight"
+    assert (alone["after"][name] - alone["before"][name]).abs().max() > 1e-4
+    for name, value in alone["after"].items():
+        for rank in ranks:
+            torch.testing.assert_close(rank["after"][name], value, rtol=0, atol=1e-4)
+            assert torch.equal(rank["after"][name], ranks[0]["after"][name])
+    for rank in ranks:
+        assert rank["loss"] == pytest.approx(alone["loss"], abs=1e-4)
+
+
+def test_resized_on_the_device_as_torchvision_does_it(sample, monkeypatch):
+    import train_cifar100 as module
+    from torchvision import transforms
+
+    monkeypatch.setenv("DATADIR", str(sample))
+    images, _ = data.cifar100()[0].__getitems__(range(8))
+    model = module.Classifier("resnet18", 224, amp=False)
+    model.resnet = torch.nn.Identity()
+    output = model(images)
+    resize = transforms.Compose(
+        [
+            transforms.ToPILImage(),
+            transforms.Resize(224),
+            transforms.ToTensor(),
+            transforms.Normalize(*data.CIFAR100),
+        ]
+    )
+    expected = torch.stack([resize(image) for image in images])
+    deviation = torch.tensor(data.CIFAR100[1])[:, None, None]
+    difference = ((output - expected) * deviation * 255).abs()
+    assert difference.mean() < 2 and difference.max() < 2
+
+
+def test_amp_computes_in_bfloat16_and_returns_floats():
+    import train_cifar100 as module
+
+    for amp, kind in ((True, torch.bfloat16), (False, torch.float32)):
+        model, kinds = module.Classifier("resnet18", 40, amp), []
+        model.resnet.fc.register_forward_hook(
+            lambda layer, given, output, kinds=kinds: kinds.append(output.dtype)
+        )
+        output = model(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+        assert kinds == [kind] and output.dtype == torch.float32
+
+
+def test_sample_files_are_cifar100s(sample, monkeypatch):
+    from torchvision.datasets import CIFAR100
+
+    monkeypatch.setenv("DATADIR", str(sample))
+    monkeypatch.setattr(CIFAR100, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(
+        "torchvision.datasets.cifar.check_integrity", lambda *a: True
+    )
+    for train, ours in zip((True, False), data.cifar100(), strict=True):
+        its = CIFAR100(sample, train=train)
+        assert len(its) == len(ours) == (500 if train else 100)
+        images, labels = ours.__getitems__([3, 50])
+        assert labels.tolist() == [its[3][1], its[50][1]]
+        pixels = torch.from_numpy(its.data[[3, 50]]).permute(0, 3, 1, 2)
+        assert torch.equal(images, pixels)
+        assert set(ours.labels.tolist()) == set(range(100))
+
+
+def test_parameters_and_flops_are_torchvisions():
+    import get_parameters
+    from torchvision import models
+
+    for arch in ("resnet18", "resnet152"):
+        meta = models.get_model_weights(arch)["IMAGENET1K_V1"].meta
+        counts = get_parameters.count(arch, 2, 224, classes=1000)
+        assert counts["parameters"] == meta["num_params"]
+        # It counts multiply-accumulates, in billions.
+        assert counts["forward"] / 2e9 == pytest.approx(meta["_ops"], rel=1e-3)
+        assert 2.9 < counts["training"] / counts["forward"] < 3
+
+
+def test_activations_are_what_autograd_keeps():
+    import get_parameters
+    from torchvision import models
+
+    model, kept = models.resnet18(num_classes=100), {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(torch.randn(3, 3, 64, 64))
+        torch.nn.functional.cross_entropy(output, torch.zeros(3).long())
+    for parameter in model.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    counted = get_parameters.count("resnet18", 3, 64)["activations"]
+    assert counted == sum(storage.nbytes() for storage in kept.values())
+
+
+ANSWERS = {
+    "nvidia-smi": (
+        "index, utilization.gpu [%], memory.used [MiB], power.draw [W]\n"
+        "0, 97, 40000, 301.52\n1, 5, 4, [N/A]\n",
+        [("GPU 0", 97, 41.943, 301.52), ("GPU 1", 5, 0.004, "")],
+    ),
+    "rocm-smi": (
+        "WARNING: AMD GPU device(s) is/are in a low-power state\n\n"
+        "device,Current Socket Graphics Package Power (W),GPU use (%),"
+        "VRAM Total Memory (B),VRAM Total Used Memory (B)\n"
+        "card0,100.0,97,17163091968,8581545984\n",
+        [("GPU 0", 97, 8.582, 100)],
+    ),
+    "amd-smi": (
+        "gpu,gfx_activity,umc_activity,socket_power,total_vram,used_vram\n"
+        "0,37,1,55,16384,4096\n",
+        [("GPU 0", 37, 4.295, 55)],
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", ANSWERS)
+def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
+    answer, rows = ANSWERS[tool]
+    file = tmp_path / tool
+    file.write_text(
+        f"#!/bin/sh\necho \"$@\" > '{tmp_path}/asked'\ncat <<'E'\n{answer}E\n"
+    )
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    code = (
+        "import csv, monitor, sys; sys.argv = ['', 'out.csv']\n"
+        "monitor.time.sleep = lambda seconds: sys.exit()\nmonitor.main()"
+    )
+    env = {"PATH": path, "PYTHONPATH": str(FOLDER), "CUDA_VISIBLE_DEVICES": "0,1"}
+    done = run([sys.executable, "-c", code], tmp_path, **env)
+    assert done.returncode == 0, done.stderr
+    written = [tuple(row) for row in csv.reader((tmp_path / "out.csv").open())]
+    assert written[0][0] == "time" and len(written) == 1 + len(rows)
+    for row, (device, *values) in zip(written[1:], rows, strict=True):
+        assert row[1] == device and abs(float(row[0]) - time.time()) < 60
+        assert [float(v) if v else "" for v in row[2:]] == values
+    if tool == "nvidia-smi":
+        assert "--id=0,1" in (tmp_path / "asked").read_text()
+
+
+def fails(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("Error: ")
+    for word in words:
+        assert word in done.stderr
+
+
+def test_mistakes(room, sample, tmp_path):
+    single = ["bash", "run_single_cifar.sh"]
+    fails(run([*single, "--image-size", "8"], room, sample), "--image-size")
+    fails(run(single, room, tmp_path), "no data", "common.download cifar-100-python")
+    fails(run([sys.executable, "train_ddp_cifar100.py"], room, sample), "torchrun")
+    fails(run([sys.executable, "plot_trace.py", "none"], room), "cannot read none")
+    fails(run([sys.executable, "plot_utilisation.py", "none"], room), "none")
+    assert not processes_in(room)
+
+
+@pytest.mark.parametrize("size", [0, 1000, -1])
+def test_damaged_data(size, sample, tmp_path, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    folder = tmp_path / "cifar-100-python"
+    shutil.copytree(sample / folder.name, folder)
+    for name in ("test", "train"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:size])
+        with pytest.raises(UserError, match=f"{name} is damaged .*: delete"):
+            data.cifar100()
+
+
+def test_download_from_a_server(sample, tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR100
+
+    served = tmp_path / "served"
+    served.mkdir()
+    archive = served / CIFAR100.filename
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(sample / "cifar-100-python", "cifar-100-python")
+    folder = sample / "cifar-100-python"
+    md5 = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+    monkeypatch.setattr(
+        CIFAR100, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest()
+    )
+    monkeypatch.setattr(CIFAR100, "train_list", [["train", md5["train"]]])
+    monkeypatch.setattr(CIFAR100, "test_list", [["test", md5["test"]]])
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5["meta"]})
+    monkeypatch.setattr(CIFAR100, "url", "")
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *args: None)
+    monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
+    handler = partial(SimpleHTTPRequestHandler, directory=served)
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        url = f"http://localhost:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(UserError, match="login node"):
+                download.cifar100(f"{url}/gone.tar.gz")
+            assert not (tmp_path / "data/cifar-100-python").exists()
+            download.cifar100(f"{url}/{archive.name}")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [
+        "cifar-100-python"
+    ]
+    assert len(data.cifar100()[0]) == 500
