@@ -13,6 +13,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
+import cifar
 import mnist
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ def scaling(repeats):
     get_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
     parts = [exercise8.scaling(name, repeats) for name in exercise8.BACKBONES]
-    parts.append(mnist.scaling(repeats))
+    parts += [mnist.scaling(repeats), cifar.scaling(repeats)]
     rows = list(chain(*parts))
     if dist.get_rank() == 0:
         print(json.dumps(rows))
@@ -57,7 +58,7 @@ def main():
     rows = list(exercise8.input_only(args.repeats))
     for backbone in exercise8.BACKBONES:
         rows += exercise8.single(backbone, args.repeats)
-    rows += mnist.single(args.repeats)
+    rows += [*mnist.single(args.repeats), *cifar.single(args.repeats)]
     if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
         launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
         launch += ["--nproc-per-node=2", __file__, f"--repeats={args.repeats}"]

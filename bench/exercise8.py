@@ -6,7 +6,7 @@ import sys
 import plain
 import torch
 import torch.distributed as dist
-from measure import as_it_comes, measure, row
+from measure import against_one, as_it_comes, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import (
@@ -120,52 +120,25 @@ def single(backbone, repeats):
 
 
 def scaling(backbone, repeats):
-    """Yield the rows of all processes against one; all of them call it."""
-    rank, local_rank, world_size = get_ranks()
+    """Return the rows of all processes against one; all of them call it."""
+    rank, local_rank, _ = get_ranks()
     device = get_device(local_rank)
     alone, own = Setup(backbone, device), Setup(backbone, device)
     ddp_model = DistributedDataParallel(own.model)
     images = torch.randint(0, 256, (BATCH, 3, 150, 150), dtype=torch.uint8)
-    batch = images.to(device), torch.zeros(BATCH, device=device)
-    steps = torch.tensor(alone.steps(batch) if rank == 0 else 0, device=device)
+    images, labels = images.to(device), torch.zeros(BATCH, device=device)
+    steps = alone.steps((images, labels)) if rank == 0 else 0
+    steps = torch.tensor(steps, device=device)
     dist.broadcast(steps, 0)
-    steps = int(steps)
 
     def batches(size):
-        return [tuple(part[:size] for part in batch)] * steps
+        return [(images[:size], labels[:size])] * int(steps)
 
-    def one(size):
-        if rank == 0:
-            alone.train(batches(size))
-        dist.barrier()
-        return steps * size
+    def by_itself(size):
+        alone.train(batches(size))
 
-    def apart():
-        alone.train(batches(BATCH))
-        dist.barrier()
-        return steps * BATCH * world_size
-
-    def all_of_them(size):
+    def together(size):
         multigpu.train(ddp_model, batches(size), own.optimizer, device)
-        return steps * size * world_size
 
-    share = BATCH // world_size
-    cases = {
-        "one": lambda: one(BATCH),
-        "apart": apart,
-        "weak": lambda: all_of_them(BATCH),
-        "one, strong": lambda: one(share * world_size),
-        "strong": lambda: all_of_them(share),
-    }
-    speeds = measure(cases, repeats)
     name = f"pytorch_dvc_cnn_pretrained_multigpu.py, {backbone}"
-    # What this machine has to give: as many processes that do not talk.
-    what = f"{world_size} x {BATCH} without DDP / 1 x {BATCH}"
-    yield row(name, what, speeds["apart"], speeds["one"])
-    what = f"weak, {world_size} x {BATCH} / 1 x {BATCH}"
-    goal = 0.95 * world_size
-    yield row(name, what, speeds["weak"], speeds["one"], goal)
-    what = f"weak / {world_size} x {BATCH} without DDP"
-    yield row(name, what, speeds["weak"], speeds["apart"])
-    what = f"strong, {world_size} x {share} / 1 x {share * world_size}"
-    yield row(name, what, speeds["strong"], speeds["one, strong"])
+    return against_one(name, BATCH, int(steps), by_itself, together, repeats)

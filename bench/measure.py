@@ -7,6 +7,8 @@ import time
 from contextlib import contextmanager
 from statistics import median
 
+import torch.distributed as dist
+
 
 def measure(cases, repeats):
     """Return {name: images/s of each repeat} for {name: what to call}.
@@ -55,6 +57,45 @@ def row(script, what, speeds, against=None, goal=None):
     figures = {"images_per_second": median(speeds), "low": min(speeds)}
     figures |= {"high": max(speeds), "repeats": len(speeds)}
     return {"script": script, "what": what, **figures, "ratio": ratio, "goal": goal}
+
+
+def against_one(name, batch, steps, alone, together, repeats):
+    """Return the rows of all processes of a job against one; all of them call it.
+
+    alone(size) and together(size) train for so many steps on batches of this size,
+    without DDP and with it.
+    """
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    share = batch // processes
+
+    def apart(size, ranks):
+        if rank < ranks:
+            alone(size)
+        dist.barrier()
+        return steps * size * ranks
+
+    def all_of_them(size):
+        together(size)
+        return steps * size * processes
+
+    cases = {
+        "one": lambda: apart(batch, 1),
+        "apart": lambda: apart(batch, processes),
+        "weak": lambda: all_of_them(batch),
+        "one, strong": lambda: apart(share * processes, 1),
+        "strong": lambda: all_of_them(share),
+    }
+    speeds, many = measure(cases, repeats), f"{processes} x {batch}"
+    weak, goal = f"weak, {many} / 1 x {batch}", 0.95 * processes
+    strong = f"strong, {processes} x {share} / 1 x {share * processes}"
+    # Without DDP: what this machine has to give.
+    without = f"{many} without DDP"
+    return [
+        row(name, f"{without} / 1 x {batch}", speeds["apart"], speeds["one"]),
+        row(name, weak, speeds["weak"], speeds["one"], goal),
+        row(name, f"weak / {without}", speeds["weak"], speeds["apart"]),
+        row(name, strong, speeds["strong"], speeds["one, strong"]),
+    ]
 
 
 def table(rows):

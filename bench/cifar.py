@@ -1,0 +1,123 @@
+"""What is measured of cifar100_demo. ResNet-152 and 224 pixels are for GPUs."""
+
+import sys
+from argparse import Namespace
+
+import plain_cifar
+import torch
+from measure import against_one, as_it_comes, measure, row
+from torch.nn.parallel import DistributedDataParallel
+
+from common.data import REPOSITORY, InMemory, cifar100, make_loader
+from common.device import get_device, get_ranks
+
+sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
+import train_cifar100 as script
+import train_ddp_cifar100 as ddp
+
+GPU = torch.accelerator.is_available()
+ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPU else ("resnet18", 64, 32)
+STEPS = 20 if GPU else 4
+PLAIN_STEPS = 2
+ARGS = Namespace(steps=None)
+
+
+class NoLog:
+    """Waits for the device, as RunLog does."""
+
+    def iterations(self, done, total, sums, start):
+        sums.tolist()
+
+
+def make(device, amp=False):
+    """Return the model of the scripts, and its optimizer."""
+    model = script.Classifier(ARCH, SIZE, amp)
+    model = model.to(device, memory_format=torch.channels_last)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def train(module, model, loader, optimizer, device):
+    module.train(ARGS, model, device, loader, optimizer, NoLog(), None)
+
+
+def input_only(repeats):
+    """Yield the rows of the loader alone, on one core."""
+    train_set, _ = cifar100()
+    loader = make_loader(
+        train_set, plain_cifar.BATCH, torch.device("cpu"), None, True
+    )
+    resize = script.Classifier("resnet18", plain_cifar.SIZE, False)
+    resize.resnet = torch.nn.Identity()
+    plain_loader = plain_cifar.make_loader()
+
+    def own():
+        return sum(len(images) for images, _ in loader)
+
+    def resized():
+        for i, (images, _) in enumerate(loader, start=1):
+            resize(images)
+            if i == PLAIN_STEPS:
+                return i * plain_cifar.BATCH
+
+    cases = {"own": own, "resized": resized}
+    cases["plain"] = lambda: plain_cifar.load(plain_loader, PLAIN_STEPS)
+    program = plain_cifar.__file__
+    with as_it_comes(program, PLAIN_STEPS) as cases["as it comes"]:
+        speeds = measure(cases, repeats)
+    name = "train_cifar100.py, input only, one core"
+    yield row(name, "plain", speeds["as it comes"])
+    yield row(name, "plain, with env.sh", speeds["plain"])
+    yield row(name, "loader / plain", speeds["own"], speeds["as it comes"], 50)
+    yield row(
+        name, "loader / plain, with env.sh", speeds["own"], speeds["plain"], 50
+    )
+    what = "loader and resizing on the CPU / plain"
+    yield row(name, what, speeds["resized"], speeds["as it comes"])
+
+
+def single(repeats):
+    """Yield the rows of the script for one GPU, without and with --amp."""
+    yield from input_only(repeats)
+    device, (train_set, _) = get_device(), cifar100()
+    images, labels = train_set.__getitems__(range(BATCH))
+    batches = [(images.to(device), labels.to(device))] * STEPS
+    some = slice(STEPS * BATCH)
+    part = InMemory(train_set.images[some], train_set.labels[some])
+    loader = make_loader(part, BATCH, device, shuffle=True)
+    cases = {}
+    for option in ("", " --amp"):
+        model, optimizer = make(device, amp=option == " --amp")
+        for case, batch_loader in (("ceiling", batches), ("script", loader)):
+
+            def case_train(model=model, optimizer=optimizer, loader=batch_loader):
+                train(script, model, loader, optimizer, device)
+                return STEPS * BATCH
+
+            cases[case + option] = case_train
+    speeds = measure(cases, repeats)
+    for option in ("", " --amp"):
+        name = f"train_cifar100.py{option}, {ARCH}, {SIZE} pixels"
+        own, ceiling = speeds[f"script{option}"], speeds[f"ceiling{option}"]
+        yield row(name, "ceiling", ceiling)
+        yield row(name, "script / ceiling", own, ceiling, 0.95)
+
+
+def scaling(repeats):
+    """Return the rows of all processes against one; all of them call it."""
+    device = get_device(get_ranks()[1])
+    (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
+    ddp_model = DistributedDataParallel(own)
+    images = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8)
+    images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
+
+    def batches(size):
+        return [(images[:size], labels[:size])] * STEPS
+
+    def by_itself(size):
+        train(script, alone, batches(size), alone_optimizer, device)
+
+    def together(size):
+        train(ddp, ddp_model, batches(size), own_optimizer, device)
+
+    name = f"train_ddp_cifar100.py, {ARCH}, {SIZE} pixels"
+    return against_one(name, BATCH, STEPS, by_itself, together, repeats)

@@ -1,0 +1,53 @@
+"""CIFAR-100's input in the plain way: each image is resized on the CPU, as floats.
+
+As a program it loads STEPS batches for each line of its input, and then says how
+many images these were.
+"""
+
+import sys
+from itertools import islice
+
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+BATCH, SIZE = 128, 224
+transform = transforms.Compose(
+    [
+        transforms.ToPILImage(),
+        transforms.Resize(SIZE),
+        transforms.ToTensor(),
+        transforms.Normalize((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    ]
+)
+
+
+class Images(Dataset):
+    """What torchvision's CIFAR100 does, for drawn files, too."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        return transform(self.images[i]), self.labels[i]
+
+
+def load(loader, steps):
+    """Load so many batches; return the number of images."""
+    return sum(len(images) for images, _ in islice(loader, steps))
+
+
+def make_loader():
+    from common.data import cifar100
+
+    train_set, _ = cifar100()
+    images = Images(train_set.images, train_set.labels)
+    return DataLoader(images, BATCH, shuffle=True)
+
+
+if __name__ == "__main__":
+    loader = make_loader()
+    for _ in sys.stdin:
+        print(load(loader, int(sys.argv[1])), flush=True)
