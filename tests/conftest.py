@@ -4,6 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -58,3 +62,22 @@ def torchrun(processes, command, folder, datadir="", **env):
     launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
     launch.append(f"--nproc-per-node={processes}")
     return run([*launch, *command], folder, datadir, **env)
+
+
+class Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def serving(folder):
+    """Serve a folder's files, and give the address."""
+    handler = partial(Handler, directory=folder)
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://localhost:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()

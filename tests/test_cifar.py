@@ -9,15 +9,12 @@ import shutil
 import stat
 import sys
 import tarfile
-import threading
 import time
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, pairwise
 
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, run, torchrun
+from conftest import REPOSITORY, copy_room, run, serving, torchrun
 
 from common import data, download
 from common.cli import UserError
@@ -357,21 +354,12 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
     monkeypatch.setattr(CIFAR100, "test_list", [["test", md5["test"]]])
     monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5["meta"]})
     monkeypatch.setattr(CIFAR100, "url", "")
-    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *args: None)
     monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
-    handler = partial(SimpleHTTPRequestHandler, directory=served)
-    with ThreadingHTTPServer(("localhost", 0), handler) as server:
-        url = f"http://localhost:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with pytest.raises(UserError, match="login node"):
-                download.cifar100(f"{url}/gone.tar.gz")
-            assert not (tmp_path / "data/cifar-100-python").exists()
-            download.cifar100(f"{url}/{archive.name}")
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(served) as url:
+        with pytest.raises(UserError, match="login node"):
+            download.cifar100(f"{url}/gone.tar.gz")
+        assert not (tmp_path / "data/cifar-100-python").exists()
+        download.cifar100(f"{url}/{archive.name}")
     assert [path.name for path in (tmp_path / "data").iterdir()] == [
         "cifar-100-python"
     ]

@@ -6,15 +6,12 @@ import json
 import re
 import shutil
 import sys
-import threading
 from argparse import Namespace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, run, torchrun
+from conftest import REPOSITORY, copy_room, run, serving, torchrun
 from torch.utils.data import Subset
 
 from common import data, download
@@ -270,25 +267,16 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
         packed = gzip.compress(file.read_bytes())
         (served / f"{file.name}.gz").write_bytes(packed)
         resources.append((f"{file.name}.gz", hashlib.md5(packed).hexdigest()))
-    handler = partial(SimpleHTTPRequestHandler, directory=served)
-    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *args: None)
     monkeypatch.setattr(MNIST, "resources", resources)
+    monkeypatch.setattr(MNIST, "mirrors", [])
     monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
-    with ThreadingHTTPServer(("localhost", 0), handler) as server:
-        url = f"http://localhost:{server.server_port}/"
-        monkeypatch.setattr(MNIST, "mirrors", [])
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            gone = served / resources[-1][0]
-            gone.rename(tmp_path / "gone")  # it breaks off at the last file
-            with pytest.raises(UserError, match=r"login node"):
-                download.mnist(url)
-            assert not (tmp_path / "data/MNIST").exists()
-            (tmp_path / "gone").rename(gone)
-            download.mnist(url)
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(served) as url:
+        gone = served / resources[-1][0]
+        gone.rename(tmp_path / "gone")  # it breaks off at the last file
+        with pytest.raises(UserError, match=r"login node"):
+            download.mnist(f"{url}/")
+        assert not (tmp_path / "data/MNIST").exists()
+        (tmp_path / "gone").rename(gone)
+        download.mnist(f"{url}/")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["MNIST"]
     assert len(data.mnist()[0]) == 600
