@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 DEMO := --backbone tinyvgg --epochs 10 --finetune-epochs 2
-.PHONY: demo test lint bench venv
+.PHONY: demo test test-cluster lint bench venv
 
 demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
 	@.venv/bin/python -m common.sample_data
@@ -12,6 +12,9 @@ demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
 
 test: lint
 	.venv/bin/python -m pytest
+
+test-cluster: venv # for root, on a machine with Slurm
+	.venv/bin/python -m pytest -m cluster
 
 lint: venv
 	.venv/bin/ruff check && .venv/bin/ruff format --check

@@ -360,7 +360,6 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
             download.cifar100(f"{url}/gone.tar.gz")
         assert not (tmp_path / "data/cifar-100-python").exists()
         download.cifar100(f"{url}/{archive.name}")
-    assert [path.name for path in (tmp_path / "data").iterdir()] == [
-        "cifar-100-python"
-    ]
+    (saved,) = (tmp_path / "data").iterdir()
+    assert saved.name == "cifar-100-python"
     assert len(data.cifar100()[0]) == 500

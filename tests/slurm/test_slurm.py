@@ -20,6 +20,7 @@ pytestmark = [
     ),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Slurm"),
     pytest.mark.xdist_group("slurm"),
+    pytest.mark.cluster,
 ]
 
 # What students submit with each run script.
