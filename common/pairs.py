@@ -1,6 +1,7 @@
 """The pairs of scripts: what differs between the two of a pair is one lesson."""
 
 MNIST = "mnist_multigpu/mnist"
+CINIC = "cinic_lab/cinic"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
 
@@ -14,4 +15,9 @@ PAIRS = [
     (f"{EIGHT}_largedata_multigpu.py", f"{STRONG}_largedata.py", "STRONG", 4),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_multigpu.py", "DP", 6),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_ddp.py", "DDP", 20),
+    (f"{CINIC}.py", f"{CINIC}_amp.py", "AMP", 8),
+    (f"{CINIC}_amp.py", f"{CINIC}_tensorboard.py", "TB", 12),
+    (f"{CINIC}_amp.py", f"{CINIC}_wandb.py", "WANDB", 12),
+    (f"{CINIC}_tensorboard.py", f"{CINIC}_dp.py", "DP", 6),
+    (f"{CINIC}_tensorboard.py", f"{CINIC}_ddp.py", "DDP", 22),
 ]

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from common.cli import OptionParser
-from common.data import SAMPLES
+from common.data import CINIC_CLASSES, SAMPLES
 
 
 def background(rng, width, height):
@@ -121,7 +121,41 @@ def mnist(folder, scale):
             file.write_bytes(header + array.tobytes())
 
 
-DATASETS = {"dogs-vs-cats": dogs_vs_cats, "MNIST": mnist}
+def draw_sign(rng, label):
+    """Return an RGB image (32, 32) of a polygon: corners and colour tell its label.
+
+    Labels 0 to 4 have 3 to 7 corners, 5 to 9 are stars with as many points. Size,
+    place, tilt and background tell nothing.
+    """
+    image = background(rng, 32, 32)
+    corners = 3 + label % 5
+    angles = rng.uniform(0, 2 * math.pi) + np.linspace(
+        0, 2 * math.pi, 2 * corners, endpoint=False
+    )
+    middle = 0.4 if label >= 5 else math.cos(math.pi / corners)
+    radius = rng.uniform(8, 13) * np.where(np.arange(2 * corners) % 2, middle, 1)
+    points = rng.uniform(12, 20, 2) + radius[:, None] * np.stack(
+        [np.cos(angles), np.sin(angles)], 1
+    )
+    hue = round((36 * label + rng.normal(0, 8)) % 360)
+    ImageDraw.Draw(image).polygon(
+        [tuple(point) for point in points], f"hsl({hue}, 90%, 50%)", "white"
+    )
+    return image
+
+
+def cinic(folder, scale):
+    """Draw signs for CINIC-10's classes: at scale 1, 1,000, 200 and 200 images."""
+    for split, images in {"train": 1000, "valid": 200, "test": 200}.items():
+        for label, name in enumerate(CINIC_CLASSES):
+            target = folder / split / name
+            target.mkdir(parents=True)
+            for i in range(max(1, round(images * scale / 10))):
+                rng = np.random.default_rng([len(split), ord(split[0]), label, i])
+                draw_sign(rng, label).save(target / f"{split}-{i}.png")
+
+
+DATASETS = {"dogs-vs-cats": dogs_vs_cats, "MNIST": mnist, "CINIC": cinic}
 
 
 def main():
