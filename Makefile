@@ -26,7 +26,8 @@ bench: venv
 
 venv: .venv/installed
 
-.venv/installed: requirements.txt
+.venv/installed: requirements.txt cinic_lab/requirements.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	.venv/bin/pip install --quiet --disable-pip-version-check \
+		-r requirements.txt -r cinic_lab/requirements.txt
 	touch $@

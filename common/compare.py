@@ -15,7 +15,7 @@ from common.pairs import PAIRS
 # Runs that differ in these options alone are still compared.
 FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
 FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "workers"}
-FREE |= {"profile"}
+FREE |= {"profile", "gpu", "resume"}
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",

@@ -1,7 +1,6 @@
 """Data sets and loaders: uint8 batches from the host, arithmetic on the device."""
 
 import functools
-import mmap
 import os
 import pickle
 from pathlib import Path
@@ -12,14 +11,30 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_convert
 
 from common.cli import UserError
+from common.decoded import decoded
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SAMPLES = REPOSITORY / "data" / "sample"
+SMALL = 2**14  # bytes of an image: below, a batch is picked sooner than handed over
 # Of ImageNet's images, scaled to 0..1: what torchvision's weights expect
 # (https://pytorch.org/vision/stable/models.html).
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # The same of CIFAR-100's training images.
 CIFAR100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+# Of CINIC-10's, as its authors give them (https://github.com/BayesWatch/cinic-10).
+CINIC = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
+CINIC_CLASSES = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
 
 
 def data_root():
@@ -53,45 +68,32 @@ class InMemory(Dataset):
         return self.images.index_select(0, indices), self.labels[indices]
 
 
-class Photos(InMemory):
-    """The JPEG files of a folder per class, as uint8 images (3, size, size).
+def decoded_splits(dataset, folder, splits, classes, size):
+    """Return an InMemory set for each split: a folder of image files per class.
 
-    Each is decoded when first asked for, and then kept in memory that the loader's
-    workers share: 3 * size * size bytes an image. Labels are floats, 0, 1, ... in
-    the order of the classes. Raises UserError if a class has no file.
+    Images are decoded once to (3, size, size), see common/decoded.py; labels are 0,
+    1, ... in the order of the classes. Raises UserError if a class has no file, or
+    if an image is damaged.
     """
-
-    def __init__(self, folder, classes, size):
-        self.files, labels = [], []
+    found = {split: ([], []) for split in splits}
+    for split, (files, labels) in found.items():
         for label, name in enumerate(classes):
-            files = sorted((folder / name).glob("*.jpg"))
-            if not files:
+            images = sorted((folder / split / name).glob("*.[jp][pn]g"))
+            if not images:
                 raise UserError(
-                    f"no photos in {folder / name}, the data set is incomplete: "
-                    "delete it and download it again"
+                    f"no images in {folder / split / name}, the data set is "
+                    "incomplete: delete it and download it again"
                 )
-            self.files += files
-            labels += [float(label)] * len(files)
-        count = len(labels)
-        memory = shared_memory(count * (1 + 3 * size * size))
-        self.decoded = torch.frombuffer(memory, dtype=torch.bool, count=count)
-        images = torch.frombuffer(memory, dtype=torch.uint8, offset=count)
-        super().__init__(images.view(count, 3, size, size), torch.tensor(labels))
-
-    def __getitems__(self, indices):
-        for i in indices:
-            if not self.decoded[i]:
-                self.images[i] = read_photo(self.files[i], self.images.shape[-1])
-                self.decoded[i] = True
-        return super().__getitems__(indices)
-
-
-def shared_memory(size):
-    """Return so many bytes that processes started later share with this one."""
-    # All pages at once: to get them one by one, as they are written to, takes 0.1 ms
-    # an image on a virtual machine, a tenth of the time for reading it.
-    populate = getattr(mmap, "MAP_POPULATE", 0)
-    return mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | populate)
+            files += images
+            labels += [label] * len(images)
+    keep = [data_root() / ".decoded", REPOSITORY / "data" / ".decoded"]
+    return [
+        InMemory(
+            decoded(f"{dataset}-{split}", files, size, read_photo, keep),
+            torch.tensor(labels),
+        )
+        for split, (files, labels) in found.items()
+    ]
 
 
 def read_photo(file, size):
@@ -102,7 +104,7 @@ def read_photo(file, size):
             photo = photo.convert("RGB")
             width, height = photo.size
             pixels = bytearray(photo.tobytes("raw", "RGBX"))
-    except OSError as error:
+    except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): delete it") from None
     # What Image.resize() gives, to 1 of 255, and faster, most of all with 4 bytes a
     # pixel, which is also how Pillow keeps them.
@@ -112,10 +114,17 @@ def read_photo(file, size):
 
 
 def dogs_vs_cats(size=150):
-    """Return the Photos to train, validate and test on: cats are 0, dogs are 1."""
+    """Return the photos to train, validate and test on: cats are 0, dogs are 1."""
     folder = data_dir("dogs-vs-cats") / "train-2000"
-    splits = "train", "validation", "test"
-    return [Photos(folder / split, ["cats", "dogs"], size) for split in splits]
+    splits, classes = ("train", "validation", "test"), ("cats", "dogs")
+    sets = decoded_splits("dogs-vs-cats", folder, splits, classes, size)
+    return [InMemory(split.images, split.labels.float()) for split in sets]
+
+
+def cinic():
+    """Return the images to train, validate and test on, and labels 0 to 9."""
+    splits = "train", "valid", "test"
+    return decoded_splits("CINIC", data_dir("CINIC"), splits, CINIC_CLASSES, 32)
 
 
 def mnist():
@@ -159,12 +168,13 @@ def make_loader(
 
     A GPU is fed by worker processes, one for each CPU that this process may use
     besides its own, unless workers says how many. Without a GPU they would only take
-    the CPUs from the model, and for a set in memory (or a Subset of it) there is
-    nothing to do for them.
+    the CPUs from the model, and for small images in memory (or a Subset of them)
+    there is nothing to do for them.
     """
     cpus = len(os.sched_getaffinity(0)) if device.type != "cpu" else 1
     cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
-    if type(getattr(dataset, "dataset", dataset)) is InMemory:
+    whole = getattr(dataset, "dataset", dataset)
+    if type(whole) is InMemory and whole.images[0].nbytes < SMALL:
         cpus = 1
     if workers is None:
         share = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -219,3 +229,22 @@ def augment(images):
     )
     grid = F.affine_grid(theta, images.shape, align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)
+
+
+def crop_and_flip(images, padding=4):
+    """Return images (N, C, H, W), shifted by up to padding pixels, some mirrored.
+
+    Both are drawn for each image; what comes in from outside is 0. Torchvision's
+    RandomCrop(H, padding) and RandomHorizontalFlip() do so with one image at a time.
+    """
+    n, channels, height, width = images.shape
+    device = images.device
+    y, x = torch.randint(2 * padding + 1, (2, n, 1), device=device)
+    mirror = torch.randint(2, (n, 1), device=device, dtype=torch.bool)
+    rows, columns = (torch.arange(side, device=device) for side in (height, width))
+    rows = y + rows  # of the padded image, that pixels come from: (N, H)
+    columns = x + torch.where(mirror, columns.flip(0), columns)  # (N, W)
+    source = rows[:, :, None] * (width + 2 * padding) + columns[:, None]
+    source = source.view(n, 1, -1).expand(-1, channels, -1)
+    padded = F.pad(images, [padding] * 4).flatten(2)
+    return padded.gather(2, source).view(images.shape)

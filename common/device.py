@@ -25,11 +25,12 @@ def get_ranks():
         ) from None
 
 
-def get_device(local_rank=None):
+def get_device(local_rank=None, gpu=None):
     """Return this node's GPU of that number, or the CPU if the node has no GPU.
 
-    A script for one process gives no number. Raises UserError if it was started as
-    several, or if there are more processes than GPUs on this node.
+    A script for one process gives no local_rank; it may name a gpu. Raises UserError
+    if it was started as several, if there are more processes than GPUs on this node,
+    or if there is no such GPU.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if local_rank is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -39,15 +40,20 @@ def get_device(local_rank=None):
         )
     # Apple's GPU is left out: there is one of it, and DDP has no backend for it.
     kind = torch.accelerator.current_accelerator()
+    gpus = torch.accelerator.device_count()
+    if gpu is not None and gpu >= gpus:
+        raise UserError(
+            f"no GPU {gpu} here: there are {gpus}, and the first is number 0"
+        )
     if kind is None or not torch.accelerator.is_available() or kind.type == "mps":
         return torch.device("cpu")
-    gpus = torch.accelerator.device_count()
     if processes > gpus:
         raise UserError(
             f"{processes} processes, but {gpus} GPU on this node: type "
             f"--nproc-per-node={gpus}, or CUDA_VISIBLE_DEVICES= in front to use CPUs"
         )
-    torch.accelerator.set_device_index(local_rank or 0)
+    index = local_rank or gpu or 0
+    torch.accelerator.set_device_index(index)
     torch.set_float32_matmul_precision("high")  # TF32, as in cuDNN's convolutions
     torch.backends.cudnn.benchmark = True  # shapes stay the same: try, then keep
-    return torch.device(kind.type, local_rank or 0)
+    return torch.device(kind.type, index)

@@ -9,26 +9,29 @@ breaks off goes on at the next call. Nothing has its name before it is whole.
 import hashlib
 import io
 import shutil
+import tarfile
 import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
 
 from common.cli import OptionParser, UserError
-from common.data import data_root, read_photo
+from common.data import CINIC_CLASSES, data_root, read_photo
 from common.models import VGG16_URL, WEIGHTS
 
 DOGS_VS_CATS_URL = (
     "https://download.microsoft.com/download/3/E/1/"
     "3E1C3F21-ECDB-4869-8368-6DEBA77B919F/kagglecatsanddogs_5340.zip"
 )
+CINIC_URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
+CINIC_MD5 = "6ee4d0c996905fe93221de577967a372"
 
 
-def fetch(url, file, sha256=""):
+def fetch(url, file, sha256="", md5=""):
     """Download url to this file, going on where an earlier call broke off.
 
-    sha256: what the checksum begins with. Raises UserError, and leaves no file of
-    that name, if the server is out of reach or sends something else.
+    sha256, md5: what the checksum begins with. Raises UserError, and leaves no file
+    of that name, if the server is out of reach or sends something else.
     """
     part = file.with_name(f"{file.name}.part")
     total = have = part.stat().st_size if part.exists() else 0
@@ -48,7 +51,9 @@ def fetch(url, file, sha256=""):
             raise UserError(f"{url}: {error}; try again on a login node") from None
     if part.stat().st_size < total:
         raise UserError(f"{url} broke off: type the same again, and it goes on")
-    if not hashlib.sha256(part.read_bytes()).hexdigest().startswith(sha256):
+    body = part.read_bytes()
+    checksum = (hashlib.md5 if md5 else hashlib.sha256)(body, usedforsecurity=False)
+    if not checksum.hexdigest().startswith(md5 or sha256):
         part.unlink()
         raise UserError(f"{url} came damaged: type the same again, or another --url")
     part.rename(file)
@@ -153,6 +158,37 @@ def by_torchvision(dataset, name, source=None, pattern="*", folder=""):
     print(f"Saved {target}")
 
 
+def cinic(url=CINIC_URL):
+    """Fetch the 270,000 images of CINIC-10 into CINIC/SPLIT/CLASS/."""
+    target = data_root() / "CINIC"
+    archive, unpacking = (
+        target.with_suffix(".tar.gz"),
+        target.with_suffix(".unpacking"),
+    )
+    if target.exists():
+        return print(f"{target} is there already")
+    if not archive.exists():
+        fetch(url, archive, md5=CINIC_MD5)
+    shutil.rmtree(unpacking, ignore_errors=True)
+    print(f"Unpacking {archive}: 270,000 files, this takes minutes", flush=True)
+    try:
+        with tarfile.open(archive) as images:
+            images.extraction_filter = getattr(tarfile, "data_filter", None)
+            images.extractall(unpacking)
+        for split in ("train", "valid", "test"):
+            for name in CINIC_CLASSES:
+                next((unpacking / split / name).glob("*.png"))
+    except (tarfile.TarError, EOFError, StopIteration) as error:
+        archive.unlink()
+        kind = type(error).__name__
+        raise UserError(f"{url} is not the archive ({kind}): try --url") from None
+    except OSError as error:
+        raise UserError(f"cannot unpack {archive}: {error}") from None
+    unpacking.rename(target)
+    archive.unlink()
+    print(f"Unpacked to {target}")
+
+
 def vgg16(url=VGG16_URL):
     """Fetch the ImageNet weights of VGG16; their name holds the checksum."""
     file = WEIGHTS["vgg16"]
@@ -164,7 +200,7 @@ def vgg16(url=VGG16_URL):
 
 def main():
     names = {"dogs-vs-cats": dogs_vs_cats, "vgg16": vgg16, "MNIST": mnist}
-    names |= {"cifar-100-python": cifar100}
+    names |= {"cifar-100-python": cifar100, "CINIC": cinic}
     parser = OptionParser(__doc__)
     parser.add_argument("names", nargs="+", choices=names, metavar="NAME")
     parser.add_argument("--url", help="fetch it from another address")

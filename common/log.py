@@ -21,6 +21,13 @@ def rank0_print(line):
         print(line)
 
 
+class Nothing:
+    """A writer that writes nothing: whatever it is asked to do, it does not."""
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
 class RunLog:
     """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
 
@@ -28,21 +35,24 @@ class RunLog:
     to logs/ in the working directory; each run has a folder of its own there.
     """
 
-    def __init__(self, args, device, world_size=1, enabled=True):
+    def __init__(self, args, device, world_size=1, enabled=True, scalars=True):
         """args: the script's options; args.batch_size is per GPU.
 
-        Raises UserError if logs/ cannot be written.
+        scalars: false for a script with a SummaryWriter of its own, or none. Raises
+        UserError if logs/ cannot be written.
         """
-        self.enabled = enabled
+        self.enabled, self.wipe, self.writer = enabled, "", Nothing()
         if not enabled:
             return
-        # Slow to import, and only one process needs it.
-        from torch.utils.tensorboard import SummaryWriter
-
         script = Path(sys.argv[0]).stem
         job = os.environ.get("SLURM_JOB_ID") or f"{time.time():.0f}-{os.getpid()}"
+        self.folder = Path("logs", f"{script}-{job}")
         try:
-            self.writer = SummaryWriter(Path("logs", f"{script}-{job}"))
+            Path("logs").mkdir(exist_ok=True)
+            if scalars:  # slow to import, and only one process needs it
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.writer = SummaryWriter(self.folder)
         except OSError as error:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
         gpu = device.type != "cpu"
@@ -63,7 +73,18 @@ class RunLog:
 
     def print(self, line):
         if self.enabled:
-            print(line, flush=True)
+            print(self.wipe + line, flush=True)
+            self.wipe = ""
+
+    def progress(self, done, of):
+        """Draw a bar, if this is a terminal; the next line of print() wipes it.
+
+        done, of: how many, of how many.
+        """
+        if self.enabled and sys.stdout.isatty():
+            bar = f"{'#' * (40 * done // of):.<40}"
+            print(f"\r{bar} {done}/{of}", end="", flush=True)
+            self.wipe = "\r\x1b[K"  # go to the start of the line, and clear it
 
     def iterations(self, done, total, sums, start):
         """Report a part of an epoch, of which so many of all iterations are done.

@@ -6,17 +6,32 @@ To read a number (`.item()`) in every step would make the host wait for the devi
 import torch
 
 
-def batch_sums(loss, correct):
-    """Return [loss_sum, correct, count] of a batch, a tensor on its device.
+def batch_sums(loss, *correct):
+    """Return [loss_sum, correct, ..., count] of a batch, a tensor on its device.
 
-    loss: the batch's mean, a scalar tensor; correct: a bool tensor (N,). Unlike
-    means, sums add up over batches and processes of different sizes.
+    loss: the batch's mean, a scalar tensor; correct: a bool tensor (N,) for each
+    accuracy. Unlike means, sums add up over batches and processes of any size.
     """
-    count = torch.ones_like(correct).sum()
-    return torch.stack([loss.detach() * len(correct), correct.sum(), count])
+    count = torch.ones_like(correct[0]).sum()
+    loss_sum = loss.detach() * len(correct[0])
+    return torch.stack([loss_sum, *(which.sum() for which in correct), count])
 
 
-def means(sums):
-    """Return sums as {"loss": mean, "accuracy": %}; this waits for the device."""
-    loss_sum, correct, count = sums.tolist()
-    return {"loss": loss_sum / count, "accuracy": 100 * correct / count}
+def means(sums, *names):
+    """Return sums as {"loss": mean, "accuracy": %}; this waits for the device.
+
+    names: of the accuracies, if there are others than "accuracy".
+    """
+    loss_sum, *correct, count = sums.tolist()
+    percent = [100 * number / count for number in correct]
+    names = names or ("accuracy",)
+    return {"loss": loss_sum / count, **dict(zip(names, percent, strict=True))}
+
+
+def top1_top5(scores, labels):
+    """Return which labels (N,) have the best score, and which one of the best five.
+
+    scores: (N, classes). Two bool tensors (N,).
+    """
+    hits = scores.topk(5).indices == labels[:, None]
+    return hits[:, 0], hits.any(dim=1)

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from common.cli import OptionParser
-from common.data import SAMPLES
+from common.data import CINIC_CLASSES, SAMPLES
 
 
 def background(rng, width, height):
@@ -189,10 +189,27 @@ def cifar100(folder, scale):
     (folder / "meta").write_bytes(pickle.dumps(meta, protocol=2))
 
 
+def cinic(folder, scale):
+    """Draw a shape, of a colour, for each of CINIC-10's classes.
+
+    At scale 1 there are 1,000 images to train, 200 to validate, and 200 to test on.
+    """
+    kinds = list(zip(CINIC_CLASSES, SHAPES.values(), COLOURS.values(), strict=True))
+    for split, images in {"train": 1000, "valid": 200, "test": 200}.items():
+        for label, (name, radii, colour) in enumerate(kinds):
+            target = folder / split / name
+            target.mkdir(parents=True)
+            for i in range(max(1, round(images * scale / 10))):
+                rng = np.random.default_rng([len(split), ord(split[0]), label, i])
+                image = draw_shape(rng, radii, colour)
+                image.save(target / f"{split}-{i}.png")
+
+
 DATASETS = {
     "dogs-vs-cats": dogs_vs_cats,
     "MNIST": mnist,
     "cifar-100-python": cifar100,
+    "CINIC": cinic,
 }
 
 

@@ -1,0 +1,137 @@
+"""CINIC-10 with a ResNet, in six scripts that differ in a few rows.
+
+    sbatch run.sh cinic.py                   # the start: one GPU
+    sbatch run.sh cinic_amp.py               # 1: automatic mixed precision
+    sbatch run.sh cinic_tensorboard.py       # 2: curves in TensorBoard
+    sbatch run.sh cinic_wandb.py             # 3: the same in Weights & Biases
+    sbatch run-2gpus.sh cinic_dp.py          # 4: DataParallel
+    sbatch run-2nodes.sh cinic_ddp.py        # 5: DistributedDataParallel
+
+Without Slurm type bash in place of sbatch; it works without a GPU, too.
+"""
+
+import time
+
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional as F
+
+from common.checkpoint import State, can_write
+from common.cli import OptionParser, at_least
+from common.data import CINIC, cinic, crop_and_flip, make_loader, normalise
+from common.device import get_device
+from common.log import RunLog
+from common.metrics import batch_sums, means, top1_top5
+
+ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
+
+
+class Classifier(nn.Module):
+    """A ResNet of torchvision for ten classes, with random weights."""
+
+    def __init__(self, arch):
+        super().__init__()
+        self.resnet = torchvision.models.get_model(arch, num_classes=10)
+
+    def forward(self, images):
+        """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
+        images = normalise(images, *CINIC)
+        return self.resnet(images)
+
+
+def train(args, model, state, loader, device, log):
+    """Train for an epoch, and wait until the device has done it."""
+    model.train()
+    sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
+    epoch, batches, waited = state.epoch + 1, len(loader), 0.0
+    start = step_end = time.perf_counter()
+    for batch, (images, labels) in enumerate(loader, start=1):
+        waited += time.perf_counter() - step_end
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        scores = model(crop_and_flip(images))
+        loss = F.cross_entropy(scores, labels)
+        state.optimizer.zero_grad()
+        loss.backward()
+        state.optimizer.step()
+        sums += batch_sums(loss, *top1_top5(scores, labels))
+        if batch % args.log_interval == 0 or batch == batches:
+            total += sums
+            sums.zero_()
+            # To read a number waits for the device: not in every step.
+            shown = means(total, "acc1", "acc5")
+            seconds = time.perf_counter() - start
+            log.print(
+                f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
+                f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
+                f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
+            )
+        log.progress(batch, batches)
+        step_end = time.perf_counter()
+    state.scheduler.step()
+
+
+@torch.no_grad()
+def evaluate(model, loader, device, log):
+    """Return the mean loss, and the accuracies in %."""
+    model.eval()
+    sums = torch.zeros(4, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        scores = model(images)
+        loss = F.cross_entropy(scores, labels)
+        sums += batch_sums(loss, *top1_top5(scores, labels))
+    validated = means(sums, "acc1", "acc5")
+    log.print(f" * Acc@1 {validated['acc1']:.2f}  Acc@5 {validated['acc5']:.2f}")
+    return validated
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--arch", choices=ARCHS, default="resnet18")
+    parser.add_argument("--epochs", type=at_least(1), default=3)
+    parser.add_argument(
+        "--batch-size", type=at_least(1), default=128, help="per GPU"
+    )
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--log-interval", type=at_least(1), default=50)
+    parser.add_argument(
+        "--resume", metavar="CHECKPOINT", help="go on where it stands"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gpu", type=at_least(0), help="number of the GPU")
+    args = parser.parse_args()
+    can_write(State.LATEST)
+
+    device, gpus = get_device(gpu=args.gpu), 1
+    torch.manual_seed(args.seed)
+
+    train_set, val_set, _ = cinic()
+    model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
+    log = RunLog(args, device, gpus, scalars=False)
+
+    train_loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    val_loader = make_loader(val_set, args.batch_size, device)
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+    options = {"arch": args.arch, "epochs": args.epochs}
+    state = State(model, optimizer, scheduler, device, **options)
+    if args.resume:
+        state.resume(args.resume)
+    start = time.perf_counter()
+    while state.epoch < args.epochs:
+        epoch_start = time.perf_counter()
+        train(args, model, state, train_loader, device, log)
+        seconds = time.perf_counter() - epoch_start
+        validated = evaluate(model, val_loader, device, log)
+        state.save(state.epoch + 1, validated["acc1"])
+        log.epoch(state.epoch, len(train_set), seconds)
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
+    log.finish(accuracy=validated["acc1"], training_seconds=training)
+
+
+if __name__ == "__main__":
+    main()

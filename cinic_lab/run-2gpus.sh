@@ -1,0 +1,27 @@
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=14
+#SBATCH --gpus-per-node=2
+#SBATCH --time=02:00:00
+
+# Two GPUs of one node: for a DDP script two processes, for DataParallel one.
+#     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
+#     bash run-2gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
+
+set -euo pipefail
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
+source common/env.sh
+[[ -f ${1:-} ]] ||
+    { echo "Error: no script '${1:-}' in $PWD: type sbatch run-2gpus.sh SCRIPT.py" >&2; exit 2; }
+
+if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
+    exec "${PYTHON[@]}" "$@"
+fi
+gpus 2
+exec "${PYTHON[@]}" -m common.torchrun --standalone \
+    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" "$@"

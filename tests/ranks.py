@@ -1,0 +1,73 @@
+"""Starts scripts' main() in processes that have imported PyTorch already.
+
+It takes each process seconds to import; a server that has done so forks here.
+"""
+
+import os
+import socket
+import sys
+from multiprocessing import get_context
+
+from conftest import REPOSITORY
+
+FOLDER = REPOSITORY / "cinic_lab"
+sys.path.insert(0, str(FOLDER))
+# Where the server finds what it imports.
+os.environ["PYTHONPATH"] = f"{REPOSITORY / 'tests'}:{FOLDER}"
+server = get_context("forkserver")
+server.set_forkserver_preload(["ranks_preload"])
+
+
+def main_of(room, datadir, script, options, rank, ranks, port, patch):
+    """In the new process: what `python SCRIPT OPTIONS` does, as one of many ranks."""
+    os.chdir(room)
+    out = open(f"{rank}.out", "w", buffering=1)
+    sys.stdout = sys.stderr = sys.__stderr__ = out
+    os.environ["DATADIR"] = str(datadir)
+    if ranks:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    sys.argv = [script, *map(str, options)]
+    module = __import__(script.removesuffix(".py"))
+    if patch:
+        patch(module, rank)
+    try:
+        module.main()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        raise
+
+
+class Run:
+    """A script as one process (ranks=0), or as so many ranks."""
+
+    def __init__(self, room, datadir, script, *options, ranks=0, patch=None):
+        self.room = room
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        self.processes = []
+        for rank in range(max(1, ranks)):
+            (room / f"{rank}.out").unlink(missing_ok=True)
+            args = room, datadir, script, options, rank, ranks, port, patch
+            self.processes.append(server.Process(target=main_of, args=args))
+        for process in self.processes:
+            process.start()
+
+    def output(self, rank=0):
+        file = self.room / f"{rank}.out"
+        return file.read_text() if file.exists() else ""
+
+    def alive(self):
+        return all(process.is_alive() for process in self.processes)
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()  # SIGKILL
+        return self.join()
+
+    def join(self):
+        for process in self.processes:
+            process.join(120)
+        return [process.exitcode for process in self.processes]
