@@ -40,11 +40,7 @@ def input_only(repeats):
     folder = data_dir("dogs-vs-cats") / "train-2000" / "train"
     some = torch.randperm(len(dogs_vs_cats()[0]))[:400].tolist()
 
-    files = [
-        file
-        for kind in ("cats", "dogs")
-        for file in sorted((folder / kind).iterdir())
-    ]
+    files = sorted(folder.glob("*/*.jpg"))
 
     def own(then=lambda images: images):
         with tempfile.TemporaryDirectory() as temporary:

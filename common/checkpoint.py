@@ -70,9 +70,7 @@ class State:
         if not Path(file).is_file():
             raise UserError(f"no {file}: leave out --resume to start anew")
         try:
-            with zipfile.ZipFile(
-                file
-            ) as archive:  # torch.load() checks no checksums
+            with zipfile.ZipFile(file) as archive:  # torch.load checks no sums
                 if part := archive.testzip():
                     raise zipfile.BadZipFile(part)
             content = torch.load(file, map_location="cpu", weights_only=True)

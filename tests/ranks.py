@@ -22,7 +22,7 @@ server.set_forkserver_preload(["ranks_preload"])
 def main_of(room, datadir, script, options, rank, ranks, port, patch):
     """In the new process: what `python SCRIPT OPTIONS` does, as one of the ranks."""
     os.chdir(room)
-    out = Path(f"{rank}.out").open("w", buffering=1)
+    out = Path(f"{rank}.out").open("w", buffering=1)  # noqa: SIM115
     sys.stdout = sys.stderr = sys.__stderr__ = out
     os.environ["DATADIR"] = str(datadir)
     if ranks:
