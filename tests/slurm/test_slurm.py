@@ -34,6 +34,9 @@ WHAT = {
     "mnist_multigpu/slurm_multigpu.sh": DIGITS,
     "mnist_multigpu/slurm_ddp.sh": DIGITS,
     "mnist_multigpu/slurm_ddp_2nodes.sh": DIGITS,
+    "cinic_lab/run.sh": ["cinic.py", *DIGITS],
+    "cinic_lab/run-2gpus.sh": ["cinic_dp.py", *DIGITS],
+    "cinic_lab/run-2nodes.sh": ["cinic_ddp.py", *DIGITS],
 }
 RUN_SCRIPTS = {
     str(file.relative_to(REPOSITORY)): file.read_text()
@@ -140,7 +143,7 @@ def test_each_run_script(run_script, sbatch, tmp_path):
     (result,) = map(json.loads, (room / "logs/results.jsonl").open())
     # Without a GPU, the one process of DataParallel plays one of them.
     assert result["gpus"] == (
-        1 if result["script"] == "mnist_multigpu" else nodes * gpus
+        1 if result["script"] in ("mnist_multigpu", "cinic_dp") else nodes * gpus
     )
     assert "rror" not in output and "Warning" not in output, output
 
