@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from measure import table
 
+import cinic_lab
 import exercise8
 from common.cli import OptionParser, at_least
 from common.device import get_device
@@ -32,6 +33,7 @@ def scaling(repeats):
     dist.init_process_group()
     parts = [exercise8.scaling(name, repeats) for name in exercise8.BACKBONES]
     parts += [mnist.scaling(repeats), cifar.scaling(repeats)]
+    parts.append(cinic_lab.scaling(repeats))
     rows = list(chain(*parts))
     if dist.get_rank() == 0:
         print(json.dumps(rows))
@@ -58,7 +60,8 @@ def main():
     rows = list(exercise8.input_only(args.repeats))
     for backbone in exercise8.BACKBONES:
         rows += exercise8.single(backbone, args.repeats)
-    rows += [*mnist.single(args.repeats), *cifar.single(args.repeats)]
+    for exercise in (mnist, cifar, cinic_lab):
+        rows += exercise.single(args.repeats)
     if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
         launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
         launch += ["--nproc-per-node=2", __file__, f"--repeats={args.repeats}"]

@@ -1,6 +1,7 @@
 """Files that are whole or not there: a run that is killed leaves no half of one."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import torch
@@ -69,6 +70,9 @@ class State:
         if not Path(file).is_file():
             raise UserError(f"no {file}: leave out --resume to start anew")
         try:
+            with zipfile.ZipFile(file) as archive:  # torch.load checks no sums
+                if part := archive.testzip():
+                    raise zipfile.BadZipFile(part)
             content = torch.load(file, map_location="cpu", weights_only=True)
             options, self.epoch, self.best = (
                 content[name] for name in ("options", "epoch", "best")

@@ -23,7 +23,7 @@ def report(kind, error, trace):
     if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
         atexit.register(os._exit, 2 if kind is UserError else 1)
     if kind.__module__.startswith("wandb."):  # no key, or no network
-        kind, text = UserError, text.splitlines()[0].rstrip(".")
+        kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
     if kind is not UserError:
         return sys.__excepthook__(kind, error, trace)

@@ -33,7 +33,9 @@ def sample(tmp_path_factory):
 def copy_room(exercise, folder):
     """Copy an exercise, so that logs/ can be written; common/ is the real one."""
     (folder / "common").symlink_to(REPOSITORY / "common")
-    ignored = shutil.ignore_patterns("logs*", "__pycache__", "*.pt", "*.lprof")
+    ignored = shutil.ignore_patterns(
+        "logs*", "__pycache__", "*.pt", "*.tar", "*.lprof"
+    )
     return shutil.copytree(
         REPOSITORY / exercise, folder / exercise, symlinks=True, ignore=ignored
     )

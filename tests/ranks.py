@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from multiprocessing import get_context
+from pathlib import Path
 
 from conftest import REPOSITORY
 
@@ -19,9 +20,9 @@ server.set_forkserver_preload(["ranks_preload"])
 
 
 def main_of(room, datadir, script, options, rank, ranks, port, patch):
-    """In the new process: what `python SCRIPT OPTIONS` does, as one of many ranks."""
+    """In the new process: what `python SCRIPT OPTIONS` does, as one of the ranks."""
     os.chdir(room)
-    out = open(f"{rank}.out", "w", buffering=1)
+    out = Path(f"{rank}.out").open("w", buffering=1)  # noqa: SIM115
     sys.stdout = sys.stderr = sys.__stderr__ = out
     os.environ["DATADIR"] = str(datadir)
     if ranks:

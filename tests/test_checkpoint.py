@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,18 +171,19 @@ def other(name):
     if name == "weights":
         torch.save(torch.nn.Linear(2, 1).state_dict(), "file")
     elif name == "text":
-        open("file", "w").write("half a file")
+        Path("file").write_text("half a file")
     else:
         made = Made("resnet50" if name == "another --arch" else "resnet18")
         made.state.save(9 if name == "complete" else 1, 1.0)
         os.rename("checkpoint.pth.tar", "file")
-    if name in ("half", "damaged", "object"):
-        body = bytearray(open("file", "rb").read())
+    if name in ("half", "damaged"):
+        body = bytearray(Path("file").read_bytes())
         if name == "half":
             body = body[: len(body) // 2]
         elif name == "damaged":
-            body[len(body) // 3] ^= 255
-        open("file", "wb").write(body)
+            weights = made.model.weight.detach().numpy().tobytes()
+            body[body.index(weights)] ^= 1
+        Path("file").write_bytes(body)
     if name == "object":
         torch.save({"model": OSError("code")}, "file")
 
@@ -193,6 +195,7 @@ def other(name):
         ("weights", "no checkpoint of this script"),
         ("text", "damaged"),
         ("half", "damaged"),
+        ("damaged", "damaged"),
         ("object", "no checkpoint of this script"),
         ("another --arch", "--arch resnet50"),
         ("complete", "all its 9 epochs"),

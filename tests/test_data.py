@@ -1,5 +1,7 @@
 """Data sets, loaders, and what happens to a batch on its way to the model."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from PIL import Image
 from torch.utils.data import Subset
 
 from common import data
-from common.data import augment, make_loader, normalise
+from common.data import augment, crop_and_flip, make_loader, normalise
+from common.metrics import batch_sums, means, top1_top5
 
 CPU = torch.device("cpu")
 
@@ -19,21 +22,26 @@ def photos(sample, monkeypatch):
     return data.dogs_vs_cats()
 
 
-def test_splits_and_labels(photos):
+def files(sample, split, kind):
+    return sorted((sample / "dogs-vs-cats/train-2000" / split / kind).iterdir())
+
+
+def test_splits_and_labels(photos, sample):
     assert [len(split) for split in photos] == [64, 20, 40]
-    for split in photos:
+    for split, name in zip(photos, ("train", "validation", "test"), strict=True):
         assert split.labels.tolist() == [0.0] * (len(split) // 2) + [1.0] * (
             len(split) // 2
         )
-        assert all(f.parent.name == "cats" for f in split.files[: len(split) // 2])
-        assert all(f.parent.name == "dogs" for f in split.files[len(split) // 2 :])
+        last = data.read_photo(files(sample, name, "dogs")[-1], 150)
+        assert torch.equal(split.images[-1], last)
 
 
-def test_a_batch_is_the_photos_resized(photos):
+def test_a_batch_is_the_photos_resized(photos, sample):
     images, labels = photos[0].__getitems__([3, 40])
     assert images.shape == (2, 3, 150, 150) and images.dtype == torch.uint8
     assert labels.tolist() == [0.0, 1.0]
-    whole = Image.open(photos[0].files[40]).resize((150, 150), Image.BILINEAR)
+    whole = Image.open(files(sample, "train", "dogs")[40 - 32])
+    whole = whole.resize((150, 150), Image.BILINEAR)
     difference = images[1].permute(1, 2, 0).numpy().astype(int) - np.asarray(whole)
     assert abs(difference).mean() < 2  # of 255: draft() decoded it at another size
 
@@ -54,21 +62,16 @@ def test_every_kind_of_image_becomes_rgb(mode, tmp_path):
 
 
 def test_files_are_read_once(photos, monkeypatch):
-    reads = []
-    read_photo = data.read_photo
-    monkeypatch.setattr(
-        data, "read_photo", lambda *args: reads.append(args) or read_photo(*args)
-    )
-    loader = make_loader(photos[0], 10, CPU, shuffle=True)
+    monkeypatch.setattr(data, "read_photo", None)  # the next run reads none
+    loader = make_loader(data.dogs_vs_cats()[0], 10, CPU, shuffle=True)
     first, second = ([images for images, _ in loader] for _ in range(2))
-    assert len(reads) == 64
     assert [len(images) for images in first] == [10] * 6 + [4]
     total = torch.cat(first).sum()
     assert total == torch.cat(second).sum() and total > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-def test_workers_share_what_they_decoded(photos, monkeypatch):
+def test_workers_share_the_images(photos, monkeypatch):
     monkeypatch.setattr(
         data.os, "sched_getaffinity", lambda pid: range(3), raising=False
     )
@@ -76,9 +79,9 @@ def test_workers_share_what_they_decoded(photos, monkeypatch):
     assert (
         loader.num_workers == 2 and loader.persistent_workers and loader.pin_memory
     )
-    labels = torch.cat([labels for _, labels in loader])
+    images, labels = (torch.cat(part) for part in zip(*loader, strict=True))
     assert labels.sum() == 32
-    assert photos[0].decoded.all()  # in this process, though the workers decoded
+    assert images.sum() == photos[0].images.sum()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +139,36 @@ def test_augmentation_is_drawn_for_each_image_within_bounds():
 
 def test_sample_data_is_always_the_same(sample, tmp_path):
     again = draw(tmp_path, 0.05)
-    files = sorted(again.rglob("*.jpg"))
-    assert len(files) == 62
-    for file in files:
+    drawn = sorted([*again.rglob("*.jpg"), *again.rglob("*.png")])
+    assert len(drawn) == 62 + 70
+    for file in drawn:
         assert file.read_bytes() == (sample / file.relative_to(again)).read_bytes()
+
+
+def test_crop_and_flip_gives_what_torchvision_can_give():
+    """Each of 3 x 3 crops, mirrored or not, comes up, and nothing else does."""
+    from torchvision.transforms.v2 import functional as F
+
+    torch.manual_seed(0)
+    image = torch.arange(1, 61, dtype=torch.uint8).view(3, 4, 5)
+    padded, possible = F.pad(image, [1, 1, 1, 1]), set()
+    for y in range(3):
+        for x in range(3):
+            crop = F.crop(padded, y, x, 4, 5)
+            possible |= {str(crop.tolist()), str(F.hflip(crop).tolist())}
+    new = crop_and_flip(image.expand(1000, -1, -1, -1), padding=1)
+    assert new.dtype == torch.uint8 and new.shape == (1000, 3, 4, 5)
+    counts = Counter(str(one.tolist()) for one in new)
+    assert set(counts) == possible and len(possible) == 18
+    assert min(counts.values()) > 25  # 56 on average
+    assert (crop_and_flip(torch.ones(99, 1, 32, 32)) == 0).any()  # by default
+
+
+def test_top1_and_top5():
+    scores = torch.tensor([[9.0, 8, 7, 6, 5, 4]] * 4)
+    first, five = top1_top5(scores, torch.tensor([0, 1, 4, 5]))
+    assert first.tolist() == [True, False, False, False]
+    assert five.tolist() == [True, True, True, False]
+    sums = batch_sums(torch.tensor(2.0), first, five)
+    expected = {"loss": 2.0, "acc1": 25.0, "acc5": 75.0}
+    assert means(sums, "acc1", "acc5") == expected

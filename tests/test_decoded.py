@@ -4,7 +4,9 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,7 +57,7 @@ def test_decoded_once_and_mapped(files, keep, capsys):
     assert torch.equal(images, again) and capsys.readouterr().out == ""
     (file,) = (keep[0]).glob("set-train-*")
     assert file.stat().st_size == 300 * 3 * 8 * 8 and not keep[1].exists()
-    assert str(file) in open("/proc/self/maps").read()
+    assert str(file) in Path("/proc/self/maps").read_text()
     again[0] = 99  # a script's own business: the file stays as it is
     assert right(get(files, keep, read=None))
 
@@ -191,8 +193,6 @@ def test_the_folder_is_not_taken_for_data(sample, tmp_path):
     shutil.copytree(sample / "CINIC", tmp_path / "CINIC")
     script = "from common.data import cinic; print(len(cinic()[1]))"
     (tmp_path / "common").symlink_to(os.path.dirname(data.__file__))
-    import sys
-
     (tmp_path / "x.py").write_text(script)
     outputs = [
         run([sys.executable, "x.py"], tmp_path, tmp_path).stdout for _ in range(2)

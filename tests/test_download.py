@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import sys
+import tarfile
 import threading
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from PIL import Image
 
-from common import download, models
+from common import data, download, models
 from common.cli import UserError
 
 
@@ -148,8 +150,6 @@ def test_vgg16(server, tmp_path, monkeypatch):
 
 
 def test_the_command(tmp_path):
-    import sys
-
     from conftest import REPOSITORY, run
 
     command = [sys.executable, "-m", "common.download"]
@@ -161,3 +161,53 @@ def test_the_command(tmp_path):
         tmp_path,
     )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def cinic_archive(classes):
+    """A tar.gz like Edinburgh's, with one tiny image of each class in each split."""
+    buffer, image = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (32, 32)).save(image, "PNG")
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for folder in ("train", "valid", "test"):
+            for name in classes:
+                member = tarfile.TarInfo(f"./{folder}/{name}/cifar10-1.png")
+                member.size = len(image.getvalue())
+                archive.addfile(member, io.BytesIO(image.getvalue()))
+        archive.addfile(tarfile.TarInfo("./README.md"))
+    return buffer.getvalue()
+
+
+def test_cinic(server, tmp_path, monkeypatch, capsys):
+    from conftest import REPOSITORY, run
+
+    body = cinic_archive(data.CINIC_CLASSES)
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    monkeypatch.setattr(download, "CINIC_MD5", hashlib.md5(body).hexdigest())
+    server.files["/cinic.tar.gz"], server.breaks = body, [300]
+    url = f"{server.url}/cinic.tar.gz"
+    with pytest.raises(UserError, match=r"broke off|IncompleteRead"):
+        download.cinic(url)
+    assert not (tmp_path / "CINIC").exists()
+    download.cinic(url)  # goes on
+    assert server.ranges == [0, 300]
+    assert [path.name for path in tmp_path.iterdir()] == ["CINIC"]
+    assert [len(part) for part in data.cinic()] == [10, 10, 10]
+    download.cinic("http://localhost:1/never")
+    assert "is there already" in capsys.readouterr().out
+    # What students type; and an archive that is another one has another checksum.
+    command = [sys.executable, "download.py", "cinic", "--url", url]
+    done = run(command, REPOSITORY / "cinic_lab", tmp_path / "new")
+    assert done.returncode == 2 and "came damaged" in done.stderr
+    assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("body", [b"no archive", cinic_archive(["cat", "dog"])])
+def test_what_is_not_cinic_is_never_taken_for_it(
+    body, server, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    monkeypatch.setattr(download, "CINIC_MD5", hashlib.md5(body).hexdigest())
+    server.files["/cinic.tar.gz"] = body
+    with pytest.raises(UserError, match="not the archive"):
+        download.cinic(f"{server.url}/cinic.tar.gz")
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".unpacking"}

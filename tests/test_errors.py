@@ -54,19 +54,6 @@ def test_damaged_photo(room, broken):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_damaged_photo_found_by_a_worker(room, broken):
-    photo = next((broken / "dogs-vs-cats/train-2000/train/dogs").iterdir())
-    photo.write_bytes(b"")
-    (room / "workers.py").write_text(
-        "import os, torch\n"
-        "from common.data import dogs_vs_cats, make_loader\n"
-        "os.sched_getaffinity = lambda pid: range(3)\n"
-        "list(make_loader(dogs_vs_cats()[0], 5, torch.device('cuda')))\n"
-    )
-    done = run([sys.executable, "-W", "ignore", "workers.py"], room, broken)
-    fails(done, str(photo), "delete it")
-
-
 @pytest.mark.parametrize("launch, script", [("run.sh", ONE), ("run-2gpus.sh", TWO)])
 def test_no_weights_and_no_network(launch, script, room, sample, tmp_path):
     done = run(

@@ -39,6 +39,9 @@ WHAT = {
     "cifar100_demo/run_single_cifar.sh": SMALL,
     "cifar100_demo/run_data_parallel_cifar100.sh": SMALL,
     "cifar100_demo/run_ddp_cifar100.sh": SMALL,
+    "cinic_lab/run.sh": ["cinic.py", *DIGITS],
+    "cinic_lab/run-2gpus.sh": ["cinic_dp.py", *DIGITS],
+    "cinic_lab/run-2nodes.sh": ["cinic_ddp.py", *DIGITS],
 }
 RUN_SCRIPTS = {
     str(file.relative_to(REPOSITORY)): file.read_text()
@@ -144,7 +147,7 @@ def test_each_run_script(run_script, sbatch, tmp_path):
     assert job["NumNodes"] == str(nodes)
     (result,) = map(json.loads, (room / "logs/results.jsonl").open())
     # Without a GPU, the one process of DataParallel plays one of them.
-    one = ("mnist_multigpu", "train_data_parallel")
+    one = ("mnist_multigpu", "train_data_parallel", "cinic_dp")
     assert result["gpus"] == (1 if result["script"] in one else nodes * gpus)
     assert "rror" not in output and "Warning" not in output, output
 

@@ -1,0 +1,143 @@
+"""What is measured of cinic_lab."""
+
+import sys
+from argparse import Namespace
+
+import plain_cinic
+import torch
+import torch.distributed as dist
+from measure import as_it_comes, measure, row
+from torch.nn.parallel import DistributedDataParallel
+
+from common.checkpoint import State
+from common.data import (
+    CINIC,
+    REPOSITORY,
+    InMemory,
+    cinic,
+    crop_and_flip,
+    data_dir,
+    make_loader,
+    normalise,
+)
+from common.device import get_device, get_ranks
+from common.log import Nothing
+
+sys.path.insert(0, str(REPOSITORY / "cinic_lab"))
+import cinic as script
+import cinic_ddp as ddp
+import cinic_tensorboard as one_gpu
+
+BATCH, STEPS = plain_cinic.BATCH, 4
+ARGS = Namespace(log_interval=10**9)
+
+
+class Setup:
+    """A resnet18 of a script, and what trains it."""
+
+    def __init__(self, module, device):
+        model = module.Classifier("resnet18")
+        self.model = model.to(device, memory_format=torch.channels_last)
+        self.model.dtype = torch.bfloat16
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        self.state = State(self.model, optimizer, scheduler, device)
+        self.state.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        self.module, self.device = module, device
+
+    def train(self, loader, model=None, writer=()):
+        args = ARGS, model or self.model, self.state, loader, self.device
+        self.module.train(*args, Nothing(), *writer)
+
+
+def single(repeats):
+    """Yield the rows of the loader, of the script for one GPU, and of its ceiling."""
+    device, (train_set, *_) = get_device(), cinic()
+    loader = make_loader(train_set, BATCH, torch.device("cpu"), shuffle=True)
+    epochs = max(1, 20000 // len(train_set))
+    few = min(2048, len(train_set)) // BATCH * BATCH
+    folder = data_dir("CINIC") / "train"
+    plain_loader = plain_cinic.make_loader(folder)
+
+    def load(then=lambda images: images):
+        for _ in range(epochs):
+            for images, _ in loader:
+                then(images)
+        return epochs * len(train_set)
+
+    def augmented(images):
+        return normalise(crop_and_flip(images), *CINIC)
+
+    with as_it_comes(plain_cinic.__file__, folder, few) as plainly_as_it_comes:
+        cases = {"load": load, "augmented": lambda: load(augmented)}
+        cases["plain"] = lambda: plain_cinic.load(plain_loader, few)
+        cases["as it comes"] = plainly_as_it_comes
+        speeds = measure(cases, repeats)
+    name = "cinic_lab, input only, one core"
+    plain = speeds["as it comes"]
+    yield row(name, "plain", plain)
+    yield row(name, "plain, with env.sh", speeds["plain"])
+    yield row(name, "loader, from epoch 2 on / plain", speeds["load"], plain, 20)
+    what = "loader and augmentation / plain"
+    yield row(name, what, speeds["augmented"], plain)
+
+    own = Setup(script, device)
+    images, labels = train_set.__getitems__(range(BATCH))
+    batches = [(images.to(device), labels.to(device))] * STEPS
+    part = torch.randint(len(train_set), (STEPS * BATCH,))
+    part = InMemory(train_set.images[part], train_set.labels[part])
+    loader_of_part = make_loader(part, BATCH, device, shuffle=True)
+
+    def own_train(loader):
+        own.train(loader)
+        return STEPS * BATCH
+
+    cases = {
+        "ceiling": lambda: own_train(batches),
+        "script": lambda: own_train(loader_of_part),
+    }
+    speeds = measure(cases, repeats)
+    name = "cinic.py, resnet18"
+    yield row(name, "ceiling", speeds["ceiling"])
+    yield row(name, "script / ceiling", speeds["script"], speeds["ceiling"], 0.95)
+
+
+def scaling(repeats):
+    """Yield the rows of all processes against one; all of them call it."""
+    rank, local_rank, world_size = get_ranks()
+    device = get_device(local_rank)
+    alone, own = Setup(one_gpu, device), Setup(ddp, device)
+    ddp_model = DistributedDataParallel(own.model)
+    images = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8)
+    images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
+    writer = (Nothing(),)
+
+    def batches(size):
+        return [(images[:size], labels[:size])] * STEPS
+
+    def apart(size, ranks):
+        if rank < ranks:
+            alone.train(batches(size), writer=writer)
+        dist.barrier()
+        return STEPS * size * ranks
+
+    def together(size):
+        own.train(batches(size), ddp_model, writer)
+        return STEPS * size * world_size
+
+    share = BATCH // world_size
+    cases = {
+        "one": lambda: apart(BATCH, 1),
+        "apart": lambda: apart(BATCH, world_size),
+        "weak": lambda: together(BATCH),
+        "strong": lambda: together(share),
+    }
+    speeds = measure(cases, repeats)
+    name, one, many = "cinic_ddp.py", f"1 x {BATCH}", f"{world_size} x {BATCH}"
+    # What this machine has to give: as many processes that do not talk.
+    yield row(name, f"{many} without DDP / {one}", speeds["apart"], speeds["one"])
+    goal = 0.95 * world_size
+    yield row(name, f"weak, {many} / {one}", speeds["weak"], speeds["one"], goal)
+    yield row(name, f"weak / {many} without DDP", speeds["weak"], speeds["apart"])
+    what = f"strong, {world_size} x {share} / {one}"
+    yield row(name, what, speeds["strong"], speeds["one"])

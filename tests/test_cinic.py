@@ -1,0 +1,420 @@
+"""cinic_lab/: the ladder of scripts as students run it, and what DDP promises."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from argparse import Namespace
+from itertools import chain
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import REPOSITORY, copy_room, run
+from ranks import FOLDER, Run
+from test_steps import Watch
+from torch import nn
+
+from common.checkpoint import State
+from common.log import Nothing, RunLog
+
+NAMES = "loss", "acc1", "acc5"
+CPU = torch.device("cpu")
+QUICK = ("--epochs", "2", "--batch-size", "24", "--log-interval", "2")
+
+
+@pytest.fixture
+def room(tmp_path):
+    return copy_room("cinic_lab", tmp_path)
+
+
+def check(done, room, processes, steps):
+    """Return the result of a run that went well: two epochs of so many steps."""
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+    number = r"\d+\.\d+"
+    for epoch in (1, 2):
+        line = rf"Time {number}  Data {number}  Loss {number}  Acc@1 {number}  Acc@5"
+        shown = re.findall(
+            rf"^Epoch: \[{epoch}\]\[(\d+)/{steps}\]  {line} {number}$",
+            done.stdout,
+            re.M,
+        )
+        assert shown == [str(batch) for batch in (*range(2, steps, 2), steps)]
+    assert len(re.findall(rf"^ \* Acc@1 {number}  Acc@5", done.stdout, re.M)) == 2
+    assert "\r" not in done.stdout  # no progress bar where there is no terminal
+    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    assert (result["gpus"], result["images_per_epoch"]) == (processes, 100)
+    for file in ("checkpoint.pth.tar", "model_best.pth.tar"):
+        content = torch.load(room / file, weights_only=True)
+        model = nn.ModuleDict({"resnet": resnet18()})
+        model.load_state_dict(content["model"])  # bare: no module. in front
+    assert len(content["random"]) == processes
+    return result
+
+
+def resnet18():
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=10)
+
+
+@pytest.mark.parametrize(
+    "launch, script, options, processes",
+    [
+        ("run.sh", "cinic.py", (), 1),
+        ("run.sh", "cinic_amp.py", ("--fp16",), 1),
+        ("run-2gpus.sh", "cinic_dp.py", (), 1),
+        ("run-2gpus.sh", "cinic_ddp.py", (), 2),
+    ],
+)
+def test_a_run(launch, script, options, processes, room, sample):
+    done = run(["bash", launch, script, *QUICK, *options], room, sample)
+    check(done, room, processes, 5 if processes == 1 else 3)
+    scalars = list((room / "logs").glob("*/events*"))
+    assert len(scalars) == (script in ("cinic_dp.py", "cinic_ddp.py"))
+    content = torch.load(room / "checkpoint.pth.tar", weights_only=True)
+    assert bool(content.get("scaler")) == ("--fp16" in options)
+
+
+def test_tensorboard(room, sample):
+    from tensorboard.backend.event_processing.event_accumulator import (
+        EventAccumulator,
+    )
+
+    done = run(["bash", "run.sh", "cinic_tensorboard.py", *QUICK], room, sample)
+    check(done, room, 1, 5)
+    (file,) = (room / "logs").glob("*/events*")
+    events = EventAccumulator(str(file)).Reload()
+    names = [f"{part}/{name}" for part in ("train", "validation") for name in NAMES]
+    assert sorted(events.Tags()["scalars"]) == sorted([*names, "lr"])
+    for name in names:
+        steps = [5, 10] if "validation" in name else [2, 4, 5, 7, 9, 10]
+        assert [scalar.step for scalar in events.Scalars(name)] == steps
+    rates = [scalar.value for scalar in events.Scalars("lr")]
+    assert rates == pytest.approx([0.1] * 3 + [0.05] * 3)
+    shown = re.findall(r"Acc@1 ([\d.]+)  Acc@5 ([\d.]+)$", done.stdout, re.M)
+    for i, name in enumerate(("acc1", "acc5")):
+        values = [scalar.value for scalar in events.Scalars(f"train/{name}")]
+        tested = [scalar.value for scalar in events.Scalars(f"validation/{name}")]
+        values = [*values[:3], tested[0], *values[3:], tested[1]]
+        assert values == pytest.approx([float(pair[i]) for pair in shown], abs=0.01)
+
+
+def test_wandb_offline(room, sample, tmp_path):
+    env = {"HOME": str(tmp_path), "WANDB_MODE": "offline"}
+    done = run(["bash", "run.sh", "cinic_wandb.py", *QUICK], room, sample, **env)
+    check(done, room, 1, 5)
+    (file,) = (room / "logs").glob("wandb/offline-run-*/run-*.wandb")
+    body = file.read_bytes()
+    for name in (*NAMES, "lr"):
+        assert f"train/{name}".encode() in body
+        assert name == "lr" or f"validation/{name}".encode() in body
+
+
+def test_wandb_without_a_key(room, sample, tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    command = ["bash", "run.sh", "cinic_wandb.py", *QUICK]
+    done = run(command, room, sample, HOME=str(tmp_path))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "`python -m wandb login`, or `export WANDB_MODE=offline`" in done.stderr
+    assert not (room / "checkpoint.pth.tar").exists()
+
+
+def test_only_one_script_imports_wandb():
+    importing = [
+        file.name
+        for file in chain(FOLDER.glob("*.py"), (REPOSITORY / "common").glob("*.py"))
+        if re.search(r"^\s*(import|from) wandb", file.read_text(), re.M)
+    ]
+    assert importing == ["cinic_wandb.py"]
+
+
+def train_on_shares(module, rank):
+    """Make main() train for six steps on batches of 20, each rank on its share.
+
+    Without augmentation, which is random; with BatchNorm as in evaluation, as its
+    statistics are those of a process; in 32 bits.
+    """
+
+    class Classifier(module.Classifier):
+        dtype = torch.float32
+
+        def train(self, mode=True):
+            return super().train(False)
+
+    class Log(Nothing):
+        def print(self, line):
+            if rank == 0:
+                print(line)
+
+    def main():
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        torch.manual_seed(0)
+        images = torch.randint(0, 256, (6, 20, 3, 32, 32), dtype=torch.uint8)
+        labels = torch.randint(0, 10, (6, 20))
+        share = slice(rank * 20 // ranks, (rank + 1) * 20 // ranks)
+        loader = [(i[share], y[share]) for i, y in zip(images, labels, strict=True)]
+        model = wrapped = Classifier("resnet18").train()
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_var.fill_(4)  # or the scores are huge
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        if ranks > 1:
+            dist.init_process_group()
+            wrapped = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=1e-4)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+        state = State(model, optimizer, scheduler, CPU)
+        state.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        args = Namespace(log_interval=4)
+        module.train(args, wrapped, state, loader, CPU, Log(), Nothing())
+        result = module.evaluate(model, loader[:1], CPU, Log())
+        seen = {"before": before, "after": model.state_dict(), "result": result}
+        torch.save(seen, f"{rank}.pt")
+
+    module.crop_and_flip = lambda images: images
+    module.main = main
+
+
+def test_two_halves_of_a_batch_train_like_the_whole(tmp_path):
+    runs = []
+    for script, ranks in (("cinic_tensorboard.py", 0), ("cinic_ddp.py", 2)):
+        (tmp_path / script).mkdir()
+        patch = train_on_shares
+        runs.append(Run(tmp_path / script, "", script, ranks=ranks, patch=patch))
+        assert set(runs[-1].join()) == {0}, runs[-1].output()
+    whole, half, other = (
+        torch.load(tmp_path / file)
+        for file in (
+            "cinic_tensorboard.py/0.pt",
+            "cinic_ddp.py/0.pt",
+            "cinic_ddp.py/1.pt",
+        )
+    )
+    for name, value in whole["after"].items():
+        torch.testing.assert_close(half["after"][name], value, rtol=0, atol=1e-5)
+        assert torch.equal(half["after"][name], other["after"][name])
+    name = "resnet.fc.weight"
+    assert (whole["after"][name] - whole["before"][name]).abs().max() > 1e-3
+    # What is shown is of both halves, and shown once.
+    shown, both = (
+        [float(x) for x in re.findall(r"(?:Loss|Acc@\d) ([\d.]+)", run.output())]
+        for run in runs
+    )
+    assert len(shown) == 2 * 3 + 2 and both == pytest.approx(shown, abs=2e-4)
+    assert half["result"] == other["result"] == pytest.approx(whole["result"])
+
+
+def watch(module, rank):
+    """Note what a process is given to train and to evaluate on, and with what."""
+    seen, evaluate = {"orders": [], "random": [], "tested": []}, module.evaluate
+
+    def dry_train(args, model, state, loader, device, log, *writer):
+        seen["orders"].append(list(loader.sampler))
+        seen["random"].append(torch.rand(1).item())
+        for buffer in model.buffers():  # as if BatchNorm had seen other images
+            buffer += rank
+        state.optimizer.step()
+        state.scheduler.step()
+
+    def noting_evaluate(model, loader, device, log):
+        result = evaluate(model, loader, device, log)
+        indices = list(getattr(loader.dataset, "indices", range(20)))
+        buffers = torch.cat([b.flatten().double() for b in model.buffers()])
+        seen["tested"].append((indices, result, buffers))
+        torch.save(seen, f"{rank}.pt")
+        return result
+
+    module.train, module.evaluate = dry_train, noting_evaluate
+
+
+def test_shares_of_three_processes(sample, tmp_path):
+    """20 images to validate on do not divide by 3, nor do 100 to train on."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "3").mkdir()
+    options = "--epochs", 2
+    one = Run(tmp_path / "1", sample, "cinic_tensorboard.py", *options, patch=watch)
+    assert one.join() == [0], one.output()
+    three = Run(
+        tmp_path / "3", sample, "cinic_ddp.py", *options, ranks=3, patch=watch
+    )
+    assert three.join() == [0, 0, 0], three.output()
+    (alone,) = (torch.load(tmp_path / "1/0.pt"),)
+    seen = [torch.load(tmp_path / f"3/{rank}.pt") for rank in range(3)]
+    assert len({rank["random"][0] for rank in seen}) == 3  # augmentation differs
+    for epoch in (0, 1):
+        trained = list(chain(*(rank["orders"][epoch] for rank in seen)))
+        assert set(trained) == set(range(100)) and len(trained) == 102
+        tested = [rank["tested"][epoch] for rank in seen]
+        assert sorted(chain(*(indices for indices, *_ in tested))) == [*range(20)]
+        for _, result, buffers in tested:
+            assert result == pytest.approx(alone["tested"][epoch][1])
+            assert torch.equal(buffers, tested[0][2])  # rank 0's BatchNorm
+            assert torch.equal(buffers, alone["tested"][epoch][2])
+    assert seen[0]["orders"][0] != seen[0]["orders"][1]
+    files = sorted(path.name for path in (tmp_path / "3/logs").rglob("*"))
+    assert len(files) == 3 and "results.jsonl" in files  # a folder, and its events
+    assert three.output(1) == three.output(2) == ""  # one speaks for all
+
+
+@pytest.mark.parametrize("batches", [3, 7])
+def test_a_step_does_not_wait(batches):
+    import cinic
+
+    model = cinic.Classifier("resnet18")
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+    device = torch.device("cpu")
+    state = State(model, optimizer, scheduler, device)
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    loader = [(images, torch.ones(4).long())] * batches
+    args, reads = Namespace(log_interval=5), []
+    cinic.train(args, model, state, loader[:1], device, Nothing())  # fills caches
+    tolist = torch.Tensor.tolist
+    with Watch() as watching, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.Tensor, "tolist", lambda tensor: reads.append(1) or tolist(tensor)
+        )
+        cinic.train(args, model, state, loader, device, Nothing())
+        cinic.evaluate(model, loader, device, Nothing())
+    assert watching.waits == [] and len(reads) == (2 if batches < 5 else 3)
+
+
+def test_archs():
+    import cinic
+
+    assert cinic.ARCHS[0] == "resnet18" and cinic.ARCHS[-1] == "resnet152"
+    scores = cinic.Classifier("resnet18").eval()(
+        torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    )
+    assert scores.shape == (2, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_in_the_model(dtype):
+    """So it holds in DataParallel's threads, which do not know of the main one's."""
+    import cinic_amp
+
+    model, seen = cinic_amp.Classifier("resnet18").eval(), []
+    model.dtype = dtype
+    model.resnet.layer1.register_forward_hook(
+        lambda *args: seen.append(args[2].dtype)
+    )
+    scores = model(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+    assert seen == [dtype] and scores.dtype == torch.float32
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_the_largest_batch():
+    import largest_batch
+
+    tried = []
+
+    def attempt(batch_size):
+        tried.append(batch_size)
+        if batch_size > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert largest_batch.largest_batch(attempt, 1000) == 16
+    assert tried == [2, 4, 8, 16, 32]
+    assert largest_batch.largest_batch(attempt, 8) == 8
+    args = Namespace(arch="resnet18", fp16=False, log_interval=5)
+    for script in ("cinic", "cinic_amp"):
+        speed = largest_batch.train(__import__(script), args, 2, torch.device("cpu"))
+        assert speed > 0
+
+
+def test_gpu_by_number(monkeypatch):
+    from common.cli import UserError
+    from common.device import get_device
+
+    cuda, chosen = torch.device("cuda"), []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: cuda)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda which: None)
+    assert str(get_device(gpu=1)) == "cuda:1" and chosen == [1]
+    assert str(get_device()) == "cuda:0" and str(get_device(1)) == "cuda:1"
+    with pytest.raises(UserError, match="no GPU 2 here: there are 2"):
+        get_device(gpu=2)
+
+
+def test_a_progress_bar_on_a_terminal(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    args = Namespace(batch_size=1)
+    log = RunLog(args, torch.device("cpu"), scalars=False)
+    capsys.readouterr()
+    log.progress(1, 4)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    log.progress(1, 4)
+    log.print("a line")
+    log.print("another")
+    bar = f"\r{'#' * 10 + '.' * 30} 1/4"
+    assert capsys.readouterr().out == f"{bar}\r\x1b[Ka line\nanother\n"
+
+
+def test_the_notebook_runs_from_top_to_bottom(room, sample):
+    stored = json.loads((FOLDER / "cinic.ipynb").read_text())
+    assert not any(cell.get("outputs") for cell in stored["cells"])
+    source = "".join(chain(*(cell["source"] for cell in stored["cells"])))
+    assert "from cinic import" in source
+    (room / "cinic.ipynb").write_text(
+        json.dumps(stored).replace("epochs=3", "epochs=1")
+    )
+    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
+    done = run([*command, "--inplace", "cinic.ipynb"], room, sample)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((room / "cinic.ipynb").read_text())["cells"]
+    output = json.dumps([cell.get("outputs") for cell in cells])
+    assert (
+        "Epoch: [1][1/1]" in output and "Acc@5" in output and "image/png" in output
+    )
+
+
+def fails(room, datadir, options, *words, ranks=0, script="cinic.py"):
+    run = Run(room, datadir, script, *options, ranks=ranks)
+    assert run.join() == [2] * max(1, ranks), run.output()
+    lines = [line for line in run.output().splitlines() if "Error" in line]
+    assert len(lines) == 1 and lines[0].startswith("Error: "), run.output()
+    for word in words:
+        assert word in lines[0]
+    assert "Traceback" not in run.output() and "Epoch" not in run.output()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--gpu", "5"], "no GPU 5 here"),
+        (["--arch", "vgg16"], "resnet152"),
+        (["--resume", "checkpoint.pth.tar"], "no checkpoint.pth.tar"),
+    ],
+)
+def test_mistakes(options, words, room, sample):
+    fails(room, sample, options, words)
+    assert not (room / "checkpoint.pth.tar").exists()
+
+
+def test_no_data_and_damaged_data(room, sample, tmp_path):
+    fails(room, tmp_path / "none", [], "common.download CINIC")
+    broken = shutil.copytree(sample / "CINIC", tmp_path / "broken/CINIC").parent
+    file = broken / "CINIC/valid/frog/valid-0.png"
+    file.write_bytes(file.read_bytes()[:90])
+    done = run(["bash", "run-2gpus.sh", "cinic_ddp.py"], room, broken)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"Error: {file} is damaged" in done.stderr
+    left = [path.suffix for path in (broken / ".decoded").glob("CINIC-valid*")]
+    assert left == [".lock"]
+    shutil.rmtree(broken / "CINIC/test/ship")
+    fails(room, broken, [], "incomplete", "test/ship")
+
+
+def test_ddp_wants_torchrun(room, sample):
+    fails(room, sample, [], "bash run-2gpus.sh", script="cinic_ddp.py")
+
+
+def test_no_gpu_to_fill(room):
+    fails(room, "", [], "no GPU here", script="largest_batch.py")
