@@ -5,8 +5,7 @@ from argparse import Namespace
 
 import plain_cinic
 import torch
-import torch.distributed as dist
-from measure import as_it_comes, measure, row
+from measure import against_one, as_it_comes, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
 from common.checkpoint import State
@@ -103,9 +102,8 @@ def single(repeats):
 
 
 def scaling(repeats):
-    """Yield the rows of all processes against one; all of them call it."""
-    rank, local_rank, world_size = get_ranks()
-    device = get_device(local_rank)
+    """Return the rows of all processes against one; all of them call it."""
+    device = get_device(get_ranks()[1])
     alone, own = Setup(one_gpu, device), Setup(ddp, device)
     ddp_model = DistributedDataParallel(own.model)
     images = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8)
@@ -115,29 +113,11 @@ def scaling(repeats):
     def batches(size):
         return [(images[:size], labels[:size])] * STEPS
 
-    def apart(size, ranks):
-        if rank < ranks:
-            alone.train(batches(size), writer=writer)
-        dist.barrier()
-        return STEPS * size * ranks
+    def by_itself(size):
+        alone.train(batches(size), writer=writer)
 
     def together(size):
         own.train(batches(size), ddp_model, writer)
-        return STEPS * size * world_size
 
-    share = BATCH // world_size
-    cases = {
-        "one": lambda: apart(BATCH, 1),
-        "apart": lambda: apart(BATCH, world_size),
-        "weak": lambda: together(BATCH),
-        "strong": lambda: together(share),
-    }
-    speeds = measure(cases, repeats)
-    name, one, many = "cinic_ddp.py", f"1 x {BATCH}", f"{world_size} x {BATCH}"
-    # What this machine has to give: as many processes that do not talk.
-    yield row(name, f"{many} without DDP / {one}", speeds["apart"], speeds["one"])
-    goal = 0.95 * world_size
-    yield row(name, f"weak, {many} / {one}", speeds["weak"], speeds["one"], goal)
-    yield row(name, f"weak / {many} without DDP", speeds["weak"], speeds["apart"])
-    what = f"strong, {world_size} x {share} / {one}"
-    yield row(name, what, speeds["strong"], speeds["one"])
+    name = "cinic_ddp.py, resnet18"
+    return against_one(name, BATCH, STEPS, by_itself, together, repeats)
