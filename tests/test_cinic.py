@@ -76,7 +76,7 @@ def test_a_run(launch, script, processes, room, sample):
 
 
 def quick(room, sample, script, *options):
-    """Run a script by a process that has imported PyTorch; return what run() does."""
+    """Run a script where PyTorch is imported already; return what run() does."""
     process = Run(room, sample, script, *QUICK, *options)
     status, said = process.join()[0], process.output()
     return Namespace(returncode=status, stdout=said, stderr=said)
