@@ -50,7 +50,7 @@ class Setup:
 
 
 def single(repeats):
-    """Yield the rows of the loader, of the script for one GPU, and of its ceiling."""
+    """Yield the rows of the loader, and of the script for one GPU."""
     device, (train_set, *_) = get_device(), cinic()
     loader = make_loader(train_set, BATCH, torch.device("cpu"), shuffle=True)
     epochs = max(1, 20000 // len(train_set))

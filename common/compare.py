@@ -15,7 +15,7 @@ from common.pairs import PAIRS
 # Runs that differ in these options alone are still compared.
 FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
 FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "workers"}
-FREE |= {"profile", "gpu", "resume"}
+FREE |= {"profile", "gpu", "resume", "fp16"}
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",
@@ -54,7 +54,7 @@ def compare(runs):
     """
     plain, groups = {}, defaultdict(list)
     for left, right, tag, _ in PAIRS:
-        if tag in ("DDP", "DP", "STRONG"):
+        if tag != "DATA":
             plain[Path(right).stem] = plain.get(Path(left).stem, Path(left).stem)
     for run in sorted(
         runs, key=lambda run: (run["gpus"], -run["images_per_second"])

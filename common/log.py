@@ -127,7 +127,7 @@ class RunLog:
         """Add this run to logs/results.jsonl, with these fields besides its own.
 
         Its speed is the median of epochs 2 to --epochs: the first starts workers and
-        reads files; later ones are fine-tuning.
+        fills caches; later ones are fine-tuning.
         """
         if not self.enabled:
             return

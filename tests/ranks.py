@@ -3,20 +3,29 @@
 It takes each process seconds to import; a server that has done so forks here.
 """
 
+import functools
 import os
 import socket
 import sys
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 
+import pytest
 from conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "cinic_lab"
 sys.path.insert(0, str(FOLDER))
-# Where the server finds what it imports.
-os.environ["PYTHONPATH"] = f"{REPOSITORY / 'tests'}:{FOLDER}"
-server = get_context("forkserver")
-server.set_forkserver_preload(["ranks_preload"])
+
+
+@functools.cache
+def server():
+    """Start the server; return what makes processes of it."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["ranks_preload"])
+    with pytest.MonkeyPatch.context() as patch:  # where it finds what it imports
+        patch.setenv("PYTHONPATH", f"{REPOSITORY / 'tests'}:{FOLDER}")
+        forkserver.ensure_running()
+    return context
 
 
 def main_of(room, datadir, script, options, rank, ranks, port, patch):
@@ -52,7 +61,7 @@ class Run:
         for rank in range(max(1, ranks)):
             (room / f"{rank}.out").unlink(missing_ok=True)
             args = room, datadir, script, options, rank, ranks, port, patch
-            self.processes.append(server.Process(target=main_of, args=args))
+            self.processes.append(server().Process(target=main_of, args=args))
         for process in self.processes:
             process.start()
 

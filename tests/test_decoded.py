@@ -92,7 +92,7 @@ def lock_fails(*args):
 
 
 def start(files, keep, out, locks=True):
-    process = server.Process(target=builder, args=(files, keep, out, locks))
+    process = server().Process(target=builder, args=(files, keep, out, locks))
     process.start()
     return process
 
