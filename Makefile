@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 DEMO := --backbone tinyvgg --epochs 10 --finetune-epochs 2
-.PHONY: demo test lint bench venv
+.PHONY: demo test test-tensorflow lint bench venv venv-tensorflow
 
 demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
 	@.venv/bin/python -m common.sample_data
@@ -12,6 +12,9 @@ demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
 
 test: lint
 	.venv/bin/python -m pytest
+
+test-tensorflow: venv-tensorflow # apart from the others: it has an environment of its own
+	.venv-tensorflow/bin/python -m pytest -p no:xdist --override-ini addopts= tests/tensorflow
 
 lint: venv
 	.venv/bin/ruff check && .venv/bin/ruff format --check
@@ -26,4 +29,11 @@ venv: .venv/installed
 .venv/installed: requirements.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+venv-tensorflow: .venv-tensorflow/installed
+
+.venv-tensorflow/installed: requirements-tensorflow.txt
+	$(PYTHON) -m venv .venv-tensorflow
+	.venv-tensorflow/bin/pip install --quiet --disable-pip-version-check -r requirements-tensorflow.txt
 	touch $@

@@ -1,6 +1,7 @@
 """The pairs of scripts: what differs between the two of a pair is one lesson."""
 
 MNIST = "mnist_multigpu/mnist"
+INTRO = "dp_ddp_intro"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
 
@@ -14,4 +15,19 @@ PAIRS = [
     (f"{EIGHT}_largedata_multigpu.py", f"{STRONG}_largedata.py", "STRONG", 4),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_multigpu.py", "DP", 6),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_ddp.py", "DDP", 20),
+    (f"{INTRO}/single.py", f"{INTRO}/dp.py", "DP", 6),
+    (f"{INTRO}/single.py", f"{INTRO}/ddp.py", "DDP", 20),
+    (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
+    (
+        f"{INTRO}/ddp_no_sampler.py",
+        f"{INTRO}/solutions/ddp_with_sampler.py",
+        "DDP",
+        6,
+    ),
+    (
+        f"{INTRO}/tensorflow/single.py",
+        f"{INTRO}/tensorflow/mirrored_strategy.py",
+        "MIRRORED",
+        6,
+    ),
 ]
