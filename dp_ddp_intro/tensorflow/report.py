@@ -12,7 +12,7 @@ from keras import callbacks
 
 
 def get_devices(count):
-    """Return the names of all GPUs, or else of this many CPU cores in their place."""
+    """Return the names of all GPUs, or without a GPU of so many CPU cores."""
     if tf.config.list_physical_devices("GPU"):
         return [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -35,12 +35,10 @@ class Report(callbacks.Callback):
         self.enabled, self.steps = enabled, len(dataset)
         batch = args.batch_size * replicas
         self.tokens = self.steps * batch * args.length
-        gpus = tf.config.list_physical_devices("GPU")
         device = "CPU core"
-        if gpus:
-            device = tf.config.experimental.get_device_details(gpus[0])[
-                "device_name"
-            ]
+        for gpu in tf.config.list_physical_devices("GPU")[:1]:
+            details = tf.config.experimental.get_device_details(gpu)
+            device = details["device_name"]
         self.fields = {
             "script": Path(sys.argv[0]).stem,
             "gpus": replicas,
@@ -51,9 +49,7 @@ class Report(callbacks.Callback):
             "counts": "tokens",
             "tokens_per_epoch": self.tokens,
         }
-        self.print(
-            f"{self.fields['script']} on {replicas} x {self.fields['device']}"
-        )
+        self.print("{script} on {gpus} x {device}".format(**self.fields))
         self.print(f"Batch size: {args.batch_size} x {replicas} = {batch}")
         self.seconds, self.start = [], time.perf_counter()
 
