@@ -14,7 +14,7 @@ test: lint
 	.venv/bin/python -m pytest
 
 test-tensorflow: venv-tensorflow # apart from the others: it has an environment of its own
-	.venv-tensorflow/bin/python -m pytest -p no:xdist --override-ini addopts= tests/tensorflow
+	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
 lint: venv
 	.venv/bin/ruff check && .venv/bin/ruff format --check

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import gc
 import os
 import sys
 import time
@@ -20,8 +21,8 @@ def report(kind, error, trace):
     rank, text = os.environ.get("RANK", "0"), str(error)
     if (kind is UserError and rank != "0") or "peer" in text or "NCCL" in text:
         time.sleep(5)
-    if "RANK" in os.environ:
-        atexit.register(leave, 2 if kind is UserError else 1)
+    if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
+        atexit.register(os._exit, 2 if kind is UserError else 1)
     if kind is not UserError:
         return sys.__excepthook__(kind, error, trace)
     # A loader's worker wraps its error in a traceback: the line is at the end. And
@@ -30,15 +31,10 @@ def report(kind, error, trace):
     sys.exit(2)
 
 
-def leave(status):
-    """End this process without waiting for what its threads do."""
-    sys.stdout.flush()
-    os._exit(status)
-
-
 sys.excepthook = report
-if "RANK" in os.environ:  # Gloo's threads now and then abort it on its way out
-    atexit.register(leave, 0)
+# Free what still holds the process group, and so end Gloo's threads: one that runs
+# on while Python ends now and then aborts the process.
+atexit.register(gc.collect)
 
 
 class OptionParser(argparse.ArgumentParser):

@@ -18,7 +18,8 @@ if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it 
 fi
 FRAMEWORK=tensorflow
 source common/env.sh
-export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=1 # on by default; so it says less
+# Warnings and errors alone. oneDNN, which is for CPUs, always says that it is there.
+export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
 [[ -f ${1:-} ]] ||
     { echo "Error: no script '${1:-}' in $PWD: type sbatch jobscript_tensorflow.sh SCRIPT.py" >&2; exit 2; }
 
