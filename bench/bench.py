@@ -13,6 +13,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
+import intro
 import mnist
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ def scaling(repeats):
     dist.init_process_group()
     parts = [exercise8.scaling(name, repeats) for name in exercise8.BACKBONES]
     parts.append(mnist.scaling(repeats))
+    parts.append(intro.scaling(repeats))
     rows = list(chain(*parts))
     if dist.get_rank() == 0:
         print(json.dumps(rows))
@@ -58,6 +60,7 @@ def main():
     for backbone in exercise8.BACKBONES:
         rows += exercise8.single(backbone, args.repeats)
     rows += mnist.single(args.repeats)
+    rows += intro.single(args.repeats)
     if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
         launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
         launch += ["--nproc-per-node=2", __file__, f"--repeats={args.repeats}"]

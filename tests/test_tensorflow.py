@@ -42,7 +42,7 @@ def losses(script, launch, batch_size, tmp_path):
     options = ["--sequences", 16, "--epochs", 20, "--batch-size", batch_size]
     done = run([*command, *TINY, *options], room)
     assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr and "rror" not in done.stderr, done.stderr
+    assert "Warning" not in done.stderr and "rror:" not in done.stderr, done.stderr
     seen = [json.loads(file.read_text()) for file in folder.glob("losses.*")]
     assert all(each == seen[0] for each in seen) and len(seen[0]) == 20
     return seen[0], result(room)
