@@ -1,6 +1,7 @@
 """Which settings env.sh takes, and what the examples set."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,22 +47,25 @@ def test_the_examples_set_what_their_cluster_needs(tmp_path):
     assert "conda activate multigpu" in env(tmp_path, "", SITE="conda").stderr
 
 
-def test_tensorflow_has_an_environment_of_its_own(tmp_path):
-    for site, sign in {
-        "alvis": "module load TensorFlow",
-        "conda": "conda activate multigpu-tensorflow",
-        "lumi": "lumi-tensorflow-rocm",
-        "venv": "make venv-tensorflow",
-    }.items():
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        more = {"PATH": path, "SITE": site, "SBATCH_ACCOUNT": "project_1"}
-        bash = f"{STUBS}\nls() {{ echo $* >&2; }}\nset +e\n"
-        bash += f"mkdir common; cp -r {REPOSITORY}/common/{{env.sh,sites}} common\n"
-        bash += "FRAMEWORK=tensorflow; source common/env.sh"
-        folder = tmp_path / site
-        (folder / "tensorflow").mkdir(parents=True)  # a folder is not the package
-        done = run(["bash", "-c", bash], folder, **more)
-        assert sign in done.stderr and "no TensorFlow for" in done.stderr, site
+@pytest.mark.parametrize(
+    "site, sign",
+    [
+        ("alvis", "module load TensorFlow"),
+        ("conda", "conda activate multigpu-tensorflow"),
+        ("lumi", "lumi-tensorflow-rocm"),
+        ("venv", "make venv-tensorflow"),
+    ],
+)
+def test_tensorflow_has_an_environment_of_its_own(site, sign, tmp_path):
+    shutil.copytree(REPOSITORY / "common/sites", tmp_path / "common/sites")
+    shutil.copy(REPOSITORY / "common/env.sh", tmp_path / "common")
+    (tmp_path / "tensorflow").mkdir()  # a folder is not the package
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    more = {"PATH": path, "SITE": site, "SBATCH_ACCOUNT": "project_1", "USER": "me"}
+    bash = f"{STUBS}\nset +e; ls() {{ echo $* >&2; }}\n"
+    bash += "FRAMEWORK=tensorflow; source common/env.sh"
+    done = run(["bash", "-c", bash], tmp_path, **more)
+    assert sign in done.stderr and "no TensorFlow for" in done.stderr, site
 
 
 def test_an_unknown_cluster_and_no_cluster_take_the_virtual_environment(tmp_path):
