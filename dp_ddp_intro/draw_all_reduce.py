@@ -31,9 +31,8 @@ def main():
     centre = {"ha": "center", "va": "center"}
     for gpu, (gradients, colour) in enumerate(zip(GRADIENTS, COLOURS, strict=True)):
         x = 2.8 * gpu + 0.9
-        axes.text(
-            x, 4.85, f"GPU {gpu}", size=20, weight="bold", color=colour, **centre
-        )
+        title = {"size": 20, "weight": "bold", "color": colour}
+        axes.text(x, 4.85, f"GPU {gpu}", **title, **centre)
         axes.text(x, 4.35, "its share of the batch", size=13, **centre)
         cells(axes, x, 3.45, gradients, colour)
         cells(axes, x, 1.15, MEANS, MEAN_COLOUR)
