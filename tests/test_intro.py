@@ -65,6 +65,9 @@ def test_it_learns_and_the_speeds_are_compared(room):
     assert title.startswith("single.py") and "8192 tokens an epoch" in title
     assert "tokens/s" in header and "images" not in done.stdout
     assert one.split()[:2] == ["single", "1"] and two.split()[:2] == ["ddp", "2"]
+    alone, both = (result["tokens_per_second"] for result in results(room))
+    assert f"{alone:.1f}" in one and f"{both:.1f}" in two
+    assert f"{both / alone:.2f}" in two.split()
 
 
 def test_two_nodes_say_hello(room):
