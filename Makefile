@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 DEMO := --backbone tinyvgg --epochs 10 --finetune-epochs 2
-.PHONY: demo test test-cluster lint bench venv
+.PHONY: demo test test-cluster test-tensorflow lint bench venv venv-tensorflow
 
 demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
 	@.venv/bin/python -m common.sample_data
@@ -15,6 +15,9 @@ test: lint
 
 test-cluster: venv # for root, on a machine with Slurm
 	.venv/bin/python -m pytest -m cluster
+
+test-tensorflow: venv-tensorflow # apart: TensorFlow has an environment of its own
+	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
 lint: venv
 	.venv/bin/ruff check && .venv/bin/ruff format --check
@@ -30,4 +33,11 @@ venv: .venv/installed
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check \
 		-r requirements.txt -r cinic_lab/requirements.txt
+	touch $@
+
+venv-tensorflow: .venv-tensorflow/installed
+
+.venv-tensorflow/installed: requirements-tensorflow.txt
+	$(PYTHON) -m venv .venv-tensorflow
+	.venv-tensorflow/bin/pip install --quiet --disable-pip-version-check -r requirements-tensorflow.txt
 	touch $@

@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 import cifar
+import intro
 import mnist
 import torch
 import torch.distributed as dist
@@ -32,8 +33,8 @@ def scaling(repeats):
     get_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
     parts = [exercise8.scaling(name, repeats) for name in exercise8.BACKBONES]
-    parts += [mnist.scaling(repeats), cifar.scaling(repeats)]
-    parts.append(cinic_lab.scaling(repeats))
+    for exercise in (mnist, cifar, cinic_lab, intro):
+        parts.append(exercise.scaling(repeats))
     rows = list(chain(*parts))
     if dist.get_rank() == 0:
         print(json.dumps(rows))
@@ -60,7 +61,7 @@ def main():
     rows = list(exercise8.input_only(args.repeats))
     for backbone in exercise8.BACKBONES:
         rows += exercise8.single(backbone, args.repeats)
-    for exercise in (mnist, cifar, cinic_lab):
+    for exercise in (mnist, cifar, cinic_lab, intro):
         rows += exercise.single(args.repeats)
     if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
         launch = [sys.executable, "-m", "common.torchrun", "--standalone"]

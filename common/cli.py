@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import gc
 import os
 import sys
 import time
@@ -34,6 +35,9 @@ def report(kind, error, trace):
 
 
 sys.excepthook = report
+# Free what still holds the process group, and so end Gloo's threads: one that runs
+# on while Python ends now and then aborts the process.
+atexit.register(gc.collect)
 
 
 class OptionParser(argparse.ArgumentParser):

@@ -15,7 +15,7 @@ from common.pairs import PAIRS
 # Runs that differ in these options alone are still compared.
 FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
 FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "workers"}
-FREE |= {"profile", "gpu", "resume", "fp16"}
+FREE |= {"profile", "gpu", "resume", "fp16", "verbose"}
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",
@@ -23,7 +23,7 @@ COLUMNS = {
     "per GPU": "{batch_per_gpu}",
     "batch": "{batch}",
     "s/epoch": "{seconds_per_epoch:.2f}",
-    "images/s": "{images_per_second:.1f}",
+    "{counts}/s": "{speed:.1f}",
     "speed-up": "{speedup:.2f}",
     "efficiency": "{efficiency:.0%}",
     "training": "{training_seconds:.1f} s",
@@ -49,29 +49,31 @@ def read_runs(files):
 def compare(runs):
     """Return {title: runs}: those that can be compared, the fewest GPUs first.
 
-    Each gets its speedup, of images/s against the smallest run (the fastest such),
-    and its efficiency, the speedup for each GPU.
+    Each gets its speed, in images/s or what it counts; its speedup, against the
+    smallest run (the fastest such); and its efficiency, the speedup for each GPU.
     """
     plain, groups = {}, defaultdict(list)
     for left, right, tag, _ in PAIRS:
         if tag != "DATA":
             plain[Path(right).stem] = plain.get(Path(left).stem, Path(left).stem)
-    for run in sorted(
-        runs, key=lambda run: (run["gpus"], -run["images_per_second"])
-    ):
+    for run in runs:
+        run["counts"] = counts = run.get("counts", "images")
+        run["speed"] = run[f"{counts}_per_second"]
+    for run in sorted(runs, key=lambda run: (run["gpus"], -run["speed"])):
         options = [f"--{k} {v}" for k, v in run["options"].items() if k not in FREE]
         script = plain.get(run["script"], run["script"])
         title = " ".join([f"{script}.py", *options])
-        title += f", {run['images_per_epoch']} images an epoch, {run['device']}"
+        epoch = f"{run[run['counts'] + '_per_epoch']} {run['counts']} an epoch"
+        title += f", {epoch}, {run['device']}"
         base = groups[title][0] if groups[title] else run
-        speedup = run["images_per_second"] / base["images_per_second"]
+        speedup = run["speed"] / base["speed"]
         efficiency = speedup * base["gpus"] / run["gpus"]
         groups[title].append(run | {"speedup": speedup, "efficiency": efficiency})
     return groups
 
 
 def print_table(rows):
-    cells = [list(COLUMNS)]
+    cells = [[name.format(**rows[0]) for name in COLUMNS]]
     cells += [[form.format(**row) for form in COLUMNS.values()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:

@@ -1,5 +1,6 @@
 # Sourced by every run script, and by you on a login node. It sets PYTHON, the command that
-# starts a Python with PyTorch, and whatever else common/sites/NAME.sh says.
+# starts a Python with PyTorch, and whatever else common/sites/NAME.sh says. With
+# FRAMEWORK=tensorflow it is a Python with TensorFlow.
 # NAME: $SITE, else the name of the Slurm cluster, else venv. It never exits your shell.
 common=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 site=${SITE:-${SLURM_CLUSTER_NAME:-venv}}
@@ -11,9 +12,14 @@ if [[ ! -f $common/sites/$site.sh ]]; then
     return 2
 fi
 PYTHON=(python)
+framework=${FRAMEWORK:-torch}
 source "$common/sites/$site.sh"
-if ! "${PYTHON[@]}" -c 'from importlib.util import find_spec as f; exit(not f("torch"))' 2> /dev/null; then
-    echo "Error: no PyTorch for ${PYTHON[*]}: type \`make venv\` in $(dirname "$common")," \
+# A folder of that name has no origin.
+find='from importlib.util import find_spec as f; exit(not getattr(f("'$framework'"), "origin", 0))'
+if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
+    name=PyTorch venv=venv
+    [[ $framework == torch ]] || name=TensorFlow venv=venv-tensorflow
+    echo "Error: no $name for ${PYTHON[*]}: type \`make $venv\` in $(dirname "$common")," \
         "or name your site, SITE=..." >&2
     return 2
 fi

@@ -35,11 +35,20 @@ class RunLog:
     to logs/ in the working directory; each run has a folder of its own there.
     """
 
-    def __init__(self, args, device, world_size=1, enabled=True, scalars=True):
+    def __init__(
+        self,
+        args,
+        device,
+        world_size=1,
+        enabled=True,
+        scalars=True,
+        counts="images",
+    ):
         """args: the script's options; args.batch_size is per GPU.
 
-        scalars: false for a script with a SummaryWriter of its own, or none. Raises
-        UserError if logs/ cannot be written.
+        scalars: false for a script with a SummaryWriter of its own, or none; counts:
+        what its speed counts, say "tokens". Raises UserError if logs/ cannot be
+        written.
         """
         self.enabled, self.wipe, self.writer = enabled, "", Nothing()
         if not enabled:
@@ -50,6 +59,8 @@ class RunLog:
         try:
             Path("logs").mkdir(exist_ok=True)
             if scalars:  # slow to import, and only one process needs it
+                # It can do without TensorFlow, and takes a folder of that name for it.
+                sys.modules.setdefault("tensorflow", None)
                 from torch.utils.tensorboard import SummaryWriter
 
                 self.writer = SummaryWriter(self.folder)
@@ -57,7 +68,7 @@ class RunLog:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
         gpu = device.type != "cpu"
         unit = "GPU" if gpu else "CPU core"
-        self.device, self.epochs = device, []
+        self.device, self.epochs, self.counts = device, [], counts
         self.fields = {
             "script": script,
             "gpus": world_size,
@@ -108,14 +119,16 @@ class RunLog:
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
 
-        images: how many the whole job trained on; seconds: what that took, without
-        the validation; parts: for example train={"loss": 0.1, "accuracy": 98.7}.
+        images: how many the whole job trained on (or tokens); seconds: what that
+        took, without the validation; parts: for example train={"loss": 0.1,
+        "accuracy": 98.7}.
         """
         if not self.enabled:
             return
         self.epochs.append((images, seconds, time.time()))
-        self.writer.add_scalar("images_per_second", images / seconds, epoch)
-        line = f"Epoch {epoch}: {seconds:.1f} s, {images / seconds:.1f} images/s"
+        self.writer.add_scalar(f"{self.counts}_per_second", images / seconds, epoch)
+        line = f"Epoch {epoch}: {seconds:.1f} s, "
+        line += f"{images / seconds:.1f} {self.counts}/s"
         for part, values in parts.items():
             line += f"; {part}"
             for name, value in values.items():
@@ -134,9 +147,10 @@ class RunLog:
         epochs = self.epochs[: self.fields["options"]["epochs"]]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
         self.fields |= {
-            "images_per_epoch": images[0],
+            "counts": self.counts,
+            f"{self.counts}_per_epoch": images[0],
             "seconds_per_epoch": statistics.median(seconds),
-            "images_per_second": images[0] / statistics.median(seconds),
+            f"{self.counts}_per_second": images[0] / statistics.median(seconds),
             "peak_memory_gb": peak_memory(self.device) / 1e9,
             "torch": torch.__version__,
             "epoch_ends": [end for _, _, end in self.epochs],  # seconds since 1970

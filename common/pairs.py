@@ -3,6 +3,7 @@
 CIFAR = "cifar100_demo/train"
 MNIST = "mnist_multigpu/mnist"
 CINIC = "cinic_lab/cinic"
+INTRO = "dp_ddp_intro"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
 
@@ -23,4 +24,19 @@ PAIRS = [
     (f"{CINIC}_amp.py", f"{CINIC}_wandb.py", "WANDB", 12),
     (f"{CINIC}_tensorboard.py", f"{CINIC}_dp.py", "DP", 6),
     (f"{CINIC}_tensorboard.py", f"{CINIC}_ddp.py", "DDP", 22),
+    (f"{INTRO}/single.py", f"{INTRO}/dp.py", "DP", 6),
+    (f"{INTRO}/single.py", f"{INTRO}/ddp.py", "DDP", 20),
+    (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
+    (
+        f"{INTRO}/ddp_no_sampler.py",
+        f"{INTRO}/solutions/ddp_with_sampler.py",
+        "DDP",
+        6,
+    ),
+    (
+        f"{INTRO}/tensorflow/single.py",
+        f"{INTRO}/tensorflow/mirrored_strategy.py",
+        "MIRRORED",
+        6,
+    ),
 ]

@@ -48,7 +48,7 @@ def test_a_script_can_be_projected(script):
     assert len(lines) < 200
     assert max(map(len, lines)) <= 85
     opening = "\n".join(lines[:10])  # it opens with the command that runs it
-    assert re.search(r"^    sbatch (run|slurm_)\S*\.sh", opening, re.M)
+    assert re.search(r"^    sbatch (run|slurm_|jobscript)\S*\.sh", opening, re.M)
 
 
 def test_every_exercise_script_is_in_a_pair():

@@ -114,7 +114,10 @@ def test_a_killed_rank_ends_the_job(room):
     assert done.stderr == "Error: rank 1 was ended by SIGKILL\n"
 
 
-@pytest.mark.parametrize("script", sorted(REPOSITORY.glob("*/run*.sh")))
+@pytest.mark.parametrize(
+    "script",
+    sorted([*REPOSITORY.glob("*/run*.sh"), *REPOSITORY.glob("*/jobscript*.sh")]),
+)
 def test_run_scripts_are_portable(script):
     text = script.read_text().replace('%" $*"', "")  # not handed on, but taken off
     assert "set -euo pipefail" in text and "source common/env.sh" in text

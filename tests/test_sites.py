@@ -1,6 +1,7 @@
 """Which settings env.sh takes, and what the examples set."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -44,6 +45,27 @@ def test_the_examples_set_what_their_cluster_needs(tmp_path):
     assert "module load singularity-AI-bindings" in lumi.stderr
     assert "module load PyTorch" in env(tmp_path, "", SITE="alvis").stderr
     assert "conda activate multigpu" in env(tmp_path, "", SITE="conda").stderr
+
+
+@pytest.mark.parametrize(
+    "site, sign",
+    [
+        ("alvis", "module load TensorFlow"),
+        ("conda", "conda activate multigpu-tensorflow"),
+        ("lumi", "lumi-tensorflow-rocm"),
+        ("venv", "make venv-tensorflow"),
+    ],
+)
+def test_tensorflow_has_an_environment_of_its_own(site, sign, tmp_path):
+    shutil.copytree(REPOSITORY / "common/sites", tmp_path / "common/sites")
+    shutil.copy(REPOSITORY / "common/env.sh", tmp_path / "common")
+    (tmp_path / "tensorflow").mkdir()  # a folder is not the package
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    more = {"PATH": path, "SITE": site, "SBATCH_ACCOUNT": "project_1", "USER": "me"}
+    bash = f"{STUBS}\nset +e; ls() {{ echo $* >&2; }}\n"
+    bash += "FRAMEWORK=tensorflow; source common/env.sh"
+    done = run(["bash", "-c", bash], tmp_path, **more)
+    assert sign in done.stderr and "no TensorFlow for" in done.stderr, site
 
 
 def test_an_unknown_cluster_and_no_cluster_take_the_virtual_environment(tmp_path):

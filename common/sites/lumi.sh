@@ -2,7 +2,9 @@
 # Before sbatch: export SBATCH_ACCOUNT=project_... SBATCH_PARTITION=small-g
 module use /appl/local/containers/ai-modules
 module load singularity-AI-bindings
-image=${SIF:-$(ls /appl/local/containers/sif-images/lumi-pytorch-rocm-*.sif | sort -V | tail -n 1)}
+kind=$framework
+[[ $framework != torch ]] || kind=pytorch
+image=${SIF:-$(ls /appl/local/containers/sif-images/lumi-$kind-rocm-*.sif | sort -V | tail -n 1)}
 # The container keeps its Python in a conda environment, which WITH_CONDA activates.
 PYTHON=(singularity exec "$image" bash -c '$WITH_CONDA; exec python "$@"' python)
 

@@ -1,4 +1,7 @@
-# The virtual environment that `make venv` made; without it, the Python that is found.
-if [[ -d $common/../.venv ]]; then
-    source "$common/../.venv/bin/activate"
+# The virtual environment that `make venv` made (for TensorFlow `make venv-tensorflow`);
+# without it, the Python that is found.
+venv=$common/../.venv
+[[ $framework == torch ]] || venv=$venv-$framework
+if [[ -d $venv ]]; then
+    source "$venv/bin/activate"
 fi

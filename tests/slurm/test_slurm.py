@@ -25,8 +25,21 @@ pytestmark = [
 
 # What students submit with each run script.
 DIGITS = ["--epochs", "1"]
-SMALL = ["--arch", "resnet18", "--image-size", "40", "--steps", "2", "--epochs", "1"]
+PIXELS = [
+    "--arch",
+    "resnet18",
+    "--image-size",
+    "40",
+    "--steps",
+    "2",
+    "--epochs",
+    "1",
+]
 NAME = "pytorch_dvc_cnn_pretrained"
+SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--length", "16"]
+SMALL += ["--sequences", "64", "--epochs", "2"]
+INTRO, TENSORFLOW = "dp_ddp_intro/jobscript", "tensorflow/mirrored_strategy.py"
+WORKERS = "tensorflow/multi_worker_mirrored.py"
 WHAT = {
     "exercise8/run.sh": [f"{NAME}.py", *QUICK],
     "exercise8/run-2gpus.sh": [f"{NAME}_multigpu.py", *QUICK],
@@ -36,13 +49,22 @@ WHAT = {
     "mnist_multigpu/slurm_multigpu.sh": DIGITS,
     "mnist_multigpu/slurm_ddp.sh": DIGITS,
     "mnist_multigpu/slurm_ddp_2nodes.sh": DIGITS,
-    "cifar100_demo/run_single_cifar.sh": SMALL,
-    "cifar100_demo/run_data_parallel_cifar100.sh": SMALL,
-    "cifar100_demo/run_ddp_cifar100.sh": SMALL,
+    "cifar100_demo/run_single_cifar.sh": PIXELS,
+    "cifar100_demo/run_data_parallel_cifar100.sh": PIXELS,
+    "cifar100_demo/run_ddp_cifar100.sh": PIXELS,
     "cinic_lab/run.sh": ["cinic.py", *DIGITS],
     "cinic_lab/run-2gpus.sh": ["cinic_dp.py", *DIGITS],
     "cinic_lab/run-2nodes.sh": ["cinic_ddp.py", *DIGITS],
+    f"{INTRO}.sh": ["single.py", *SMALL],
+    f"{INTRO}_dp.sh": ["dp.py", *SMALL],
+    f"{INTRO}_ddp.sh": ["ddp.py", *SMALL],
+    f"{INTRO}_ddp_2nodes.sh": ["ddp.py", *SMALL],
+    f"{INTRO}_tensorflow.sh": [TENSORFLOW, *SMALL],
+    f"{INTRO}_tensorflow_2nodes.sh": [WORKERS, *SMALL],
 }
+# Without a GPU a process of DataParallel, or a worker of TensorFlow, plays one.
+PLAYED = {"mnist_multigpu": 1, "train_data_parallel": 1, "cinic_dp": 1, "dp": 1}
+PLAYED |= {"multi_worker_mirrored": 2}
 RUN_SCRIPTS = {
     str(file.relative_to(REPOSITORY)): file.read_text()
     for folder in REPOSITORY.glob("[!.]*/")
@@ -141,15 +163,15 @@ def processes(job):
 def test_each_run_script(run_script, sbatch, tmp_path):
     assert run_script in WHAT, f"say in WHAT what students submit with {run_script}"
     exercise, name = run_script.split("/", 1)
+    if "tensorflow" in name and not (REPOSITORY / ".venv-tensorflow").exists():
+        pytest.skip("no TensorFlow: type make venv-tensorflow")
     room, (nodes, gpus) = copy_room(exercise, tmp_path), asked(run_script)
     job, output = finish(sbatch(room, name, *WHAT[run_script]))
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), output
     assert job["NumNodes"] == str(nodes)
     (result,) = map(json.loads, (room / "logs/results.jsonl").open())
-    # Without a GPU, the one process of DataParallel plays one of them.
-    one = ("mnist_multigpu", "train_data_parallel", "cinic_dp")
-    assert result["gpus"] == (1 if result["script"] in one else nodes * gpus)
-    assert "rror" not in output and "Warning" not in output, output
+    assert result["gpus"] == PLAYED.get(result["script"], nodes * gpus)
+    assert "rror:" not in output and "Warning" not in output, output
 
 
 def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):

@@ -1,0 +1,88 @@
+"""A transformer learns sequences of tokens, in scripts that differ in a few rows.
+
+    sbatch jobscript.sh single.py     # one GPU
+    sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
+    sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
+
+Without Slurm type bash in place of sbatch. Without a GPU add
+--layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # DDP: processes that talk to each other
+from dataset import random_sequences
+from model import Transformer
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel  # DDP: the wrapper
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader
+from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.log import RunLog
+from common.metrics import batch_sums, means
+
+
+def train(model, loader, optimizer, device):
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    sums = torch.zeros(3, device=device)
+    for tokens, targets in loader:
+        tokens = tokens.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True).flatten()
+        output = model(tokens).flatten(0, 1)
+        loss = cross_entropy(output, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums += batch_sums(loss, output.argmax(dim=1) == targets)
+    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--epochs", type=at_least(1), default=4)
+    parser.add_argument("--sequences", type=at_least(1), default=1024)
+    parser.add_argument("--batch-size", type=at_least(1), default=16, help="per GPU")
+    parser.add_argument("--lr", type=float, default=0.0003)
+    parser.add_argument("--layers", type=at_least(1), default=12)
+    parser.add_argument("--width", type=at_least(1), default=768)
+    parser.add_argument("--heads", type=at_least(1), default=12)
+    parser.add_argument("--length", type=at_least(1), default=256, help="in tokens")
+    parser.add_argument("--verbose", action="store_true", help="it says hello")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    torch.manual_seed(args.seed)
+
+    train_set = random_sequences(args.sequences, args.length)
+    size = args.layers, args.width, args.heads, args.length
+    model = Transformer(*size, verbose=args.verbose).to(device)
+    ddp_model = DistributedDataParallel(model)  # DDP: averages gradients
+    # DDP: one process reports, for all.
+    log = RunLog(args, device, world_size, enabled=rank == 0, counts="tokens")
+    parameters = sum(p.numel() for p in model.parameters())
+    log.print(f"Parameters: {parameters / 1e6:.1f} million")
+
+    loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        epoch_start = time.perf_counter()
+        trained = train(ddp_model, loader, optimizer, device)  # DDP: synced
+        seconds = time.perf_counter() - epoch_start
+        step = {"milliseconds": 1000 * seconds / len(loader)}
+        tokens = train_set.labels.numel()  # each of them once, by all GPUs together
+        log.epoch(epoch, tokens, seconds, train=trained, step=step)
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s")
+    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    dist.destroy_process_group()  # DDP: all leave together
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=14
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:20:00
+
+# TensorFlow on two nodes: on each one process for all of its GPUs.
+#     sbatch jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py [OPTIONS]
+#     bash jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py [OPTIONS]
+# The latter without Slurm: two processes play two nodes
+
+set -euo pipefail
+cd "$(dirname "$0")"
+if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
+    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
+    cd "$(dirname "${command%" $*"}")"
+fi
+FRAMEWORK=tensorflow
+source common/env.sh
+# Warnings and errors alone. oneDNN, which is for CPUs, always says that it is there.
+export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
+[[ -f ${1:-} ]] ||
+    { echo "Error: no script '${1:-}' in $PWD: type sbatch jobscript_tensorflow_2nodes.sh SCRIPT.py" >&2; exit 2; }
+
+if [[ ${SLURM_JOB_ID:-} ]]; then
+    exec srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"
+fi
+port=$((10000 + $$ % 50000))
+workers="\"localhost:$port\", \"localhost:$((port + 1))\""
+worker() { # a process that thinks it is the worker of this number
+    export TF_CONFIG="{\"cluster\": {\"worker\": [$workers]}, \"task\": {\"type\": \"worker\", \"index\": $1}}"
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-$1} exec "${PYTHON[@]}" "${@:2}"
+}
+worker 0 "$@" & first=$!
+worker 1 "$@" & second=$!
+trap 'kill $first $second 2>/dev/null || true' EXIT
+wait -n # if one fails, this script ends here, and the other with it
+wait $first
+wait $second

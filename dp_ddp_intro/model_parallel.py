@@ -1,0 +1,125 @@
+"""Model parallelism: one model on two GPUs, each of which has half of the layers.
+
+    sbatch jobscript_ddp.sh model_parallel.py --micro-batches 4
+
+It trains first naively (while one half works, the other waits), then with each
+batch cut into micro-batches, so that both work. Without Slurm type bash in place of
+sbatch. Without a GPU add --layers 2 --width 128 --heads 4 --length 64 --lr 0.003.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from dataset import random_sequences
+from model import Transformer
+from torch.nn.functional import cross_entropy
+
+from common.cli import OptionParser, UserError, at_least
+from common.data import make_loader
+from common.device import get_device, get_ranks
+from common.log import rank0_print
+
+
+def first_half(layers, pieces):
+    """Send what these layers make of each piece; get the gradients, and go back.
+
+    pieces: tokens (n, length), one micro-batch after the other.
+    """
+    outputs, sent = [], []
+    for tokens in pieces:
+        outputs.append(layers(tokens))
+        # Not dist.send(): it may wait until the other half has time for it.
+        sent.append(dist.isend(outputs[-1].detach(), 1))
+    for output in outputs:
+        gradient = torch.empty_like(output)
+        dist.recv(gradient, 1)
+        output.backward(gradient)
+    for sending in sent:
+        sending.wait()
+
+
+def second_half(layers, pieces, width):
+    """Go on with each piece; send the gradients back; return the batch's mean loss.
+
+    pieces: targets (n, length), one micro-batch after the other.
+    """
+    count = sum(targets.numel() for targets in pieces)
+    inputs, losses = [], []
+    for targets in pieces:
+        received = torch.empty(*targets.shape, width, device=targets.device)
+        dist.recv(received, 0)
+        inputs.append(received.requires_grad_())
+        output = layers(received).flatten(0, 1)
+        # A piece's share of the mean: the gradients add up to those of the batch.
+        loss = cross_entropy(output, targets.flatten(), reduction="sum") / count
+        losses.append(loss)
+    for received, loss in zip(inputs, losses, strict=True):
+        loss.backward()
+        dist.send(received.grad, 0)
+    return sum(loss.detach() for loss in losses)
+
+
+def train(layers, loader, optimizer, device, micro_batches, width):
+    """Train for an epoch; return the last batch's loss."""
+    loss = torch.zeros((), device=device)
+    for tokens, targets in loader:
+        optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            first_half(layers, tokens.to(device).chunk(micro_batches))
+        else:
+            pieces = targets.to(device).chunk(micro_batches)
+            loss = second_half(layers, pieces, width)
+        optimizer.step()
+    dist.broadcast(loss, 1)  # the second half has it, the first one prints it
+    return loss.item()
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--micro-batches", type=at_least(1), default=4)
+    parser.add_argument("--epochs", type=at_least(1), default=2, help="in each way")
+    parser.add_argument("--sequences", type=at_least(1), default=1024)
+    parser.add_argument("--batch-size", type=at_least(1), default=16, help="of both")
+    parser.add_argument("--lr", type=float, default=0.0003)
+    parser.add_argument("--layers", type=at_least(1), default=12)
+    parser.add_argument("--width", type=at_least(1), default=768)
+    parser.add_argument("--heads", type=at_least(1), default=12)
+    parser.add_argument("--length", type=at_least(1), default=256, help="in tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    rank, local_rank, world_size = get_ranks()
+    if world_size != 2:
+        raise UserError(
+            f"two halves cannot be put on {world_size} GPUs: type "
+            "`bash jobscript_ddp.sh model_parallel.py`"
+        )
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed)  # both halves see the same batches
+
+    train_set = random_sequences(args.sequences, args.length)
+    model = Transformer(args.layers, args.width, args.heads, args.length)
+    middle = 1 + args.layers // 2  # the first layer is the embedding
+    layers = model.layers[:middle] if rank == 0 else model.layers[middle:]
+    layers = layers.to(device)
+    rank0_print(f"Layers on {device}: {middle} of {len(model.layers)}")
+
+    loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    optimizer = torch.optim.Adam(layers.parameters(), args.lr)
+    for micro_batches in (1, args.micro_batches):
+        for _ in range(args.epochs):  # the last one is timed
+            start = time.perf_counter()
+            loss = train(
+                layers, loader, optimizer, device, micro_batches, args.width
+            )
+            seconds = time.perf_counter() - start
+        speed = train_set.labels.numel() / seconds
+        step = f"{1000 * seconds / len(loader):.1f} ms a step, {speed:.1f} tokens/s"
+        rank0_print(f"Micro-batches: {micro_batches}; {step}; loss {loss:.4g}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The transformer of ../model.py, in Keras."""
+
+from dataset import VOCABULARY
+from keras import Input, Model, layers, losses, ops, optimizers
+
+from common.cli import UserError
+
+
+class Embedding(layers.Layer):
+    """Makes tokens (N, length) vectors (N, length, width) that know their place."""
+
+    def __init__(self, width, length):
+        super().__init__()
+        shapes = (VOCABULARY, width), (length, width)
+        self.token, self.place = map(self.add_weight, shapes)
+
+    def call(self, tokens):
+        # Not layers.Embedding: where a token occurs twice, Keras's Adam makes other
+        # steps of its sparse gradients on one device than on two (tried: 3.15).
+        return ops.one_hot(tokens, VOCABULARY) @ self.token + self.place
+
+
+def make_model(args):
+    """Return a compiled model, from tokens to scores of the next; see ../model.py.
+
+    args: the options layers, width, heads, length and lr. Raises UserError if the
+    heads cannot share the width.
+    """
+    width, heads = args.width, args.heads
+    if width % heads:
+        raise UserError(
+            f"a width of {width} cannot be split over {heads} heads: type "
+            f"--width {-(-width // heads) * heads}"
+        )
+    tokens = Input((args.length,), dtype="int32")
+    x = Embedding(width, args.length)(tokens)
+    for _ in range(args.layers):
+        y = layers.LayerNormalization(epsilon=1e-5)(x)
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        # Causal: a token looks back, never ahead.
+        x = x + attention(y, y, use_causal_mask=True)
+        y = layers.LayerNormalization(epsilon=1e-5)(x)
+        y = layers.Dense(4 * width, activation="gelu")(y)
+        x = x + layers.Dense(width)(y)
+    scores = layers.Dense(VOCABULARY)(layers.LayerNormalization(epsilon=1e-5)(x))
+    model = Model(tokens, scores)
+    model.compile(
+        optimizer=optimizers.Adam(args.lr),
+        loss=losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model

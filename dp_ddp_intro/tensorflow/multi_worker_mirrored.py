@@ -1,0 +1,104 @@
+"""The transformer in TensorFlow on several nodes, with all GPUs of each.
+
+    sbatch jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py
+
+Without Slurm type bash in place of sbatch. Without a GPU add
+--layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+"""
+
+import os
+
+import tensorflow as tf
+from dataset import random_sequences
+from keras.utils import set_random_seed
+from model import make_model
+from report import Report
+
+from common.cli import OptionParser, at_least
+
+
+def make_strategy():
+    """Return the strategy, and whether this worker is the one that reports.
+
+    Slurm's step says which nodes there are; without Slurm TF_CONFIG does.
+    """
+    resolvers = tf.distribute.cluster_resolver
+    if "SLURM_STEP_NODELIST" in os.environ:
+        port = 10000 + int(os.environ["SLURM_JOB_ID"]) % 50000  # of this job's own
+        resolver = resolvers.SlurmClusterResolver(port_base=port)
+    else:
+        resolver = resolvers.TFConfigClusterResolver()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    return strategy, resolver.task_id == 0
+
+
+def make_step(model, strategy):
+    """Return the function that trains on a batch; it returns loss and accuracy.
+
+    With several workers Keras 3's fit() fails on a batch (tried: 3.15), so a step is
+    written out here.
+    """
+
+    def step_of_replica(tokens, targets):
+        with tf.GradientTape() as tape:
+            scores = model(tokens, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, scores)
+            loss = tf.reduce_mean(losses)
+            # The optimizer adds up the gradients of all replicas: make that a mean.
+            share = loss / strategy.num_replicas_in_sync
+        gradients = tape.gradient(share, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        right = tf.argmax(scores, axis=-1) == targets
+        return loss, tf.reduce_mean(tf.cast(right, tf.float32))
+
+    @tf.function
+    def step(tokens, targets):
+        results = strategy.run(step_of_replica, args=(tokens, targets))
+        return [strategy.reduce("MEAN", result, axis=None) for result in results]
+
+    return step
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("--epochs", type=at_least(1), default=4)
+    parser.add_argument("--sequences", type=at_least(1), default=1024)
+    parser.add_argument("--batch-size", type=at_least(1), default=16, help="per GPU")
+    parser.add_argument("--lr", type=float, default=0.0003)
+    parser.add_argument("--layers", type=at_least(1), default=12)
+    parser.add_argument("--width", type=at_least(1), default=768)
+    parser.add_argument("--heads", type=at_least(1), default=12)
+    parser.add_argument("--length", type=at_least(1), default=256, help="in tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    strategy, reports = make_strategy()  # before TensorFlow does anything else
+    set_random_seed(args.seed)
+    with strategy.scope():
+        model = make_model(args)
+        model.optimizer.build(model.trainable_variables)
+
+    dataset = random_sequences(args.sequences, args.length)
+    dataset = dataset.shuffle(args.sequences, seed=args.seed)
+    batch_size = args.batch_size * strategy.num_replicas_in_sync
+    dataset = dataset.batch(batch_size, drop_remainder=True)
+    report = Report(args, dataset, strategy.num_replicas_in_sync, enabled=reports)
+    options = tf.data.Options()  # each worker takes its share of each batch
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    batches = strategy.experimental_distribute_dataset(dataset.with_options(options))
+
+    step = make_step(model, strategy)
+    for epoch in range(args.epochs):
+        report.on_epoch_begin(epoch)
+        sums = 0
+        for tokens, targets in batches:
+            sums += tf.stack(step(tokens, targets))
+        loss, accuracy = (sums / len(dataset)).numpy().tolist()
+        report.on_epoch_end(epoch, {"loss": loss, "accuracy": accuracy})
+    report.on_train_end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What the TensorFlow scripts run on, say and leave behind; see common/log.py."""
+
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import tensorflow as tf
+from keras import callbacks
+
+
+def get_devices(count):
+    """Return the names of all GPUs, or without a GPU of so many CPU cores."""
+    if tf.config.list_physical_devices("GPU"):
+        return [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(count)
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    cores = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    tf.config.set_logical_device_configuration(cpu, cores)
+    return [f"CPU:{i}" for i in range(count)]
+
+
+class Report(callbacks.Callback):
+    """Prints a line an epoch and, at the end, adds one to logs/results.jsonl.
+
+    Where enabled is false it does nothing: of many workers, one reports.
+    """
+
+    def __init__(self, args, dataset, replicas=1, enabled=True):
+        """args: the options; args.batch_size is per GPU; dataset: the batches."""
+        super().__init__()
+        self.enabled, self.steps = enabled, len(dataset)
+        batch = args.batch_size * replicas
+        self.tokens = self.steps * batch * args.length
+        device = "CPU core"
+        for gpu in tf.config.list_physical_devices("GPU")[:1]:
+            details = tf.config.experimental.get_device_details(gpu)
+            device = details["device_name"]
+        self.fields = {
+            "script": Path(sys.argv[0]).stem,
+            "gpus": replicas,
+            "device": f"{device} (TensorFlow)",
+            "batch_per_gpu": args.batch_size,
+            "batch": batch,
+            "options": vars(args),
+            "counts": "tokens",
+            "tokens_per_epoch": self.tokens,
+        }
+        self.print("{script} on {gpus} x {device}".format(**self.fields))
+        self.print(f"Batch size: {args.batch_size} x {replicas} = {batch}")
+        self.seconds, self.start = [], time.perf_counter()
+
+    def print(self, line):
+        if self.enabled:
+            print(line, flush=True)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch_start = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs):
+        """epoch: counted from 0; logs: loss and accuracy (of 1) of the whole job."""
+        self.seconds.append(time.perf_counter() - self.epoch_start)
+        seconds, self.accuracy = self.seconds[-1], 100 * logs["accuracy"]
+        speed = f"{seconds:.1f} s, {self.tokens / seconds:.1f} tokens/s"
+        trained = f"train loss {logs['loss']:.4g} accuracy {self.accuracy:.4g} %"
+        step = f"step milliseconds {1000 * seconds / self.steps:.4g}"
+        self.print(f"Epoch {epoch + 1}: {speed}; {trained}; {step}")
+
+    def on_train_end(self, logs=None):
+        if not self.enabled:
+            return
+        # The first epoch is left out: it also builds TensorFlow's graph.
+        seconds = statistics.median(self.seconds[1:] or self.seconds)
+        if tf.config.list_physical_devices("GPU"):
+            memory = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+        else:
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.fields |= {
+            "seconds_per_epoch": seconds,
+            "tokens_per_second": self.tokens / seconds,
+            "training_seconds": time.perf_counter() - self.start,
+            "accuracy": self.accuracy,
+            "peak_memory_gb": memory / 1e9,
+            "tensorflow": tf.__version__,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        Path("logs").mkdir(exist_ok=True)
+        with open("logs/results.jsonl", "a") as file:
+            file.write(json.dumps(self.fields) + "\n")
+        self.print("Result added to logs/results.jsonl")

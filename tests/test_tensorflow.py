@@ -1,0 +1,109 @@
+"""dp_ddp_intro/tensorflow, in an environment of its own: `make test-tensorflow`."""
+
+import importlib
+import json
+import sys
+from argparse import Namespace
+
+import pytest
+from conftest import REPOSITORY, copy_room, run
+
+reason = "no TensorFlow in this environment: type make test-tensorflow"
+tf = pytest.importorskip("tensorflow", reason=reason)
+SPY = REPOSITORY / "tests/spy_tensorflow.py"
+TINY = ("--layers", 1, "--width", 32, "--heads", 4, "--length", 16, "--lr", 0.003)
+
+
+@pytest.fixture
+def room(tmp_path):
+    return copy_room("dp_ddp_intro", tmp_path)
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Return a function that imports a module of the exercise."""
+    monkeypatch.syspath_prepend(REPOSITORY / "dp_ddp_intro/tensorflow")
+    return importlib.import_module
+
+
+def result(room):
+    (line,) = (room / "logs/results.jsonl").open()
+    return json.loads(line)
+
+
+def losses(script, launch, batch_size, tmp_path, *options, **env):
+    """Return the losses of 20 steps on all of 16 sequences, and the result."""
+    folder = tmp_path / f"{script}{len(options)}"
+    folder.mkdir()
+    room = copy_room("dp_ddp_intro", folder)
+    (room / "spy.py").symlink_to(SPY)
+    command = ["bash", launch, "spy.py", folder / "losses"]
+    command.append(f"tensorflow/{script}.py")
+    sizes = ["--sequences", 16, "--epochs", 20, "--batch-size", batch_size]
+    done = run([*command, *TINY, *sizes, *options], room, **env)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr and "rror:" not in done.stderr, done.stderr
+    seen = [json.loads(file.read_text()) for file in folder.glob("losses.*")]
+    assert all(each == seen[0] for each in seen) and len(seen[0]) == 20
+    return seen[0], result(room)
+
+
+def test_two_devices_and_two_workers_follow_one_device(tmp_path):
+    launch = "jobscript_tensorflow.sh"
+    one, alone = losses("single", launch, 16, tmp_path)
+    two, both = losses("mirrored_strategy", launch, 8, tmp_path)
+    assert two == pytest.approx(one, rel=0, abs=1e-4) and one[-1] < one[0] - 1
+    sgd = tmp_path, "--lr", 0.3
+    one, _ = losses("single", launch, 16, *sgd, SGD="1")
+    launch = "jobscript_tensorflow_2nodes.sh"
+    workers, apart = losses("multi_worker_mirrored", launch, 8, *sgd, SGD="1")
+    assert workers == pytest.approx(one, rel=0, abs=1e-4) and one[-1] < one[0] - 0.3
+    assert (alone["gpus"], both["gpus"], apart["gpus"]) == (1, 2, 2)
+    for each in (alone, both, apart):
+        assert each["batch"] == 16 and each["tokens_per_epoch"] == 16 * 16
+        assert each["tokens_per_second"] > 0 and each["peak_memory_gb"] > 0.1
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_folder_is_not_taken_for_the_package(inside, room):
+    folder, script = (
+        (room / "tensorflow", "single.py")
+        if inside
+        else (room, "tensorflow/single.py")
+    )
+    command = [sys.executable, script, *TINY, "--sequences", 16, "--epochs", 1]
+    done = run(command, folder)
+    assert done.returncode == 0, done.stderr
+    assert result(folder)["script"] == "single"
+
+
+def test_the_model_is_causal_and_learns_places(load):
+    args = Namespace(layers=2, width=32, heads=4, length=16, lr=0.001)
+    model = load("model").make_model(args)
+    tokens = tf.random.uniform((3, 16), 0, 256, tf.int32, seed=0)
+    before = model(tokens).numpy()
+    assert before.shape == (3, 16, 256)
+    other = tf.concat([tokens[:, :9], (tokens[:, 9:] + 1) % 256], axis=1)
+    after = model(other).numpy()
+    assert (after[:, :9] == before[:, :9]).all()
+    assert (after[:, 9:] != before[:, 9:]).any(axis=2).all()
+    # Two embeddings; 16 tensors a block; a norm and the head.
+    assert len(model.trainable_variables) == 2 + 2 * 16 + 4
+
+
+def test_the_data_are_those_of_a_fixed_seed(load):
+    first, again = (
+        [tokens.numpy().tolist() for pair in data for tokens in pair]
+        for data in (load("dataset").random_sequences(20, 30) for _ in range(2))
+    )
+    assert first == again
+    for tokens, targets in zip(first[::2], first[1::2], strict=True):
+        assert tokens[1:] == targets[:-1]
+
+
+def test_heads_that_cannot_share_the_width(room):
+    options = ["--width", "100", "--heads", "12"]
+    done = run([sys.executable, "tensorflow/single.py", *options], room)
+    assert done.returncode == 2
+    assert "Error: a width of 100" in done.stderr and "--width 108" in done.stderr
+    assert "Traceback" not in done.stderr
