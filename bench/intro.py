@@ -1,10 +1,10 @@
 """What is measured of dp_ddp_intro, with a small model."""
 
+import functools
 import sys
 
 import torch
-import torch.distributed as dist
-from measure import measure, row
+from measure import against_one, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, make_loader
@@ -25,6 +25,7 @@ def make(device):
     return model, torch.optim.Adam(model.parameters(), 0.003)
 
 
+@functools.cache
 def batches_on(device, size=BATCH):
     """Return the same batch many times; it stays on the device."""
     data = random_sequences(size, LENGTH)
@@ -51,37 +52,16 @@ def single(repeats):
 
 
 def scaling(repeats):
-    """Yield the rows of all processes against one; all of them call it."""
-    rank, local_rank, world_size = get_ranks()
-    device = get_device(local_rank)
+    """Return the rows of all processes against one; all of them call it."""
+    device = get_device(get_ranks()[1])
     (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
     ddp_model = DistributedDataParallel(own)
-    share = BATCH // world_size
-    batches = {size: batches_on(device, size) for size in (BATCH, share)}
 
-    def apart(size, ranks):
-        if rank < ranks:
-            script.train(alone, batches[size], alone_optimizer, device)
-        dist.barrier()
-        return STEPS * size * ranks
+    def by_itself(size):
+        script.train(alone, batches_on(device, size), alone_optimizer, device)
 
     def together(size):
-        ddp.train(ddp_model, batches[size], own_optimizer, device)
-        return STEPS * size * world_size
+        ddp.train(ddp_model, batches_on(device, size), own_optimizer, device)
 
-    cases = {
-        "one": lambda: apart(BATCH, 1),
-        "apart": lambda: apart(BATCH, world_size),
-        "weak": lambda: together(BATCH),
-        "strong": lambda: together(share),
-    }
-    speeds = measure(cases, repeats)
-    name, one = "dp_ddp_intro/ddp.py", f"1 x {BATCH}"
-    many = f"{world_size} x {BATCH}"
-    # What this machine has to give: as many processes that do not talk.
-    yield row(name, f"{many} without DDP / {one}", speeds["apart"], speeds["one"])
-    goal = 0.95 * world_size
-    yield row(name, f"weak, {many} / {one}", speeds["weak"], speeds["one"], goal)
-    yield row(name, f"weak / {many} without DDP", speeds["weak"], speeds["apart"])
-    what = f"strong, {world_size} x {share} / {one}"
-    yield row(name, what, speeds["strong"], speeds["one"])
+    name = "dp_ddp_intro/ddp.py"
+    return against_one(name, BATCH, STEPS, by_itself, together, repeats)

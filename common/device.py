@@ -2,16 +2,10 @@
 
 import os
 import sys
-from pathlib import Path
 
 import torch
 
 from common.cli import UserError
-
-
-def run_script(*names):
-    """Return the first of these that is there, or else the last."""
-    return next((name for name in names if Path(name).exists()), names[-1])
 
 
 def get_ranks():
@@ -26,8 +20,8 @@ def get_ranks():
         )
     except KeyError:
         raise UserError(
-            f"{sys.argv[0]} wants one process per GPU, started by torchrun: type "
-            f"`bash {run_script('jobscript_ddp.sh', 'run-2gpus.sh')} {sys.argv[0]}`"
+            f"{sys.argv[0]} wants one process per GPU: type `python -m "
+            f"common.torchrun --standalone --nproc-per-node=2 {sys.argv[0]}`"
         ) from None
 
 
@@ -41,9 +35,8 @@ def get_device(local_rank=None, gpu=None):
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if local_rank is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UserError(
-            f"{sys.argv[0]} is for one process: type "
-            f"`bash {run_script('jobscript.sh', 'run.sh')} {sys.argv[0]}`, "
-            "or start its multi-GPU twin"
+            f"{sys.argv[0]} is for one process: type `python {sys.argv[0]}`, or "
+            "start its multi-GPU twin"
         )
     # Apple's GPU is left out: there is one of it, and DDP has no backend for it.
     kind = torch.accelerator.current_accelerator()

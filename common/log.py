@@ -59,7 +59,7 @@ class RunLog:
         try:
             Path("logs").mkdir(exist_ok=True)
             if scalars:  # slow to import, and only one process needs it
-                # It can do without TensorFlow, and takes a folder of that name for it.
+                # Or it takes a folder named tensorflow for that, which it can spare.
                 sys.modules.setdefault("tensorflow", None)
                 from torch.utils.tensorboard import SummaryWriter
 

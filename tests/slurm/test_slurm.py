@@ -25,16 +25,7 @@ pytestmark = [
 
 # What students submit with each run script.
 DIGITS = ["--epochs", "1"]
-PIXELS = [
-    "--arch",
-    "resnet18",
-    "--image-size",
-    "40",
-    "--steps",
-    "2",
-    "--epochs",
-    "1",
-]
+PIXELS = ["--arch", "resnet18", "--image-size", "40", "--steps", "2", *DIGITS]
 NAME = "pytorch_dvc_cnn_pretrained"
 SMALL = ["--layers", "1", "--width", "32", "--heads", "2", "--length", "16"]
 SMALL += ["--sequences", "64", "--epochs", "2"]
