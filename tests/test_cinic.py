@@ -437,7 +437,7 @@ def test_no_data_and_damaged_data(room, sample, tmp_path):
 
 
 def test_ddp_wants_torchrun(room, sample):
-    fails(room, sample, [], "bash run-2gpus.sh", script="cinic_ddp.py")
+    fails(room, sample, [], "--nproc-per-node=2 cinic_ddp.py", script="cinic_ddp.py")
 
 
 def test_no_gpu_to_fill(room):

@@ -76,12 +76,12 @@ def test_damaged_weights(room, sample, tmp_path):
 
 def test_ddp_script_started_with_python(room, sample):
     done = run([sys.executable, TWO], room, sample)
-    fails(done, "torchrun", f"bash run-2gpus.sh {TWO}")
+    fails(done, "torchrun", f"--nproc-per-node=2 {TWO}")
 
 
 def test_plain_script_started_as_two_processes(room, sample):
     done = run(["bash", "run-2gpus.sh", ONE], room, sample)
-    fails(done, "one process", f"bash run.sh {ONE}")
+    fails(done, "one process", f"python {ONE}")
 
 
 def test_more_processes_than_gpus(monkeypatch):
