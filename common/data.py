@@ -14,7 +14,6 @@ from common.decoded import decoded
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SAMPLES = REPOSITORY / "data" / "sample"
-SMALL = 2**14  # bytes of an image: below, a batch is picked sooner than handed over
 # Of ImageNet's images, scaled to 0..1: what torchvision's weights expect
 # (https://pytorch.org/vision/stable/models.html).
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -144,13 +143,12 @@ def make_loader(dataset, batch_size, device, sampler=None, shuffle=False):
 
     A GPU is fed by worker processes, one for each CPU that this process may use
     besides its own. Without a GPU they would only take the CPUs from the model, and
-    for small images in memory (or a Subset of them) there is nothing to do for them.
+    for a set in memory (or a Subset of it) there is nothing to do for them.
     """
     cpus = len(os.sched_getaffinity(0)) if device.type != "cpu" else 1
     cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
     workers = min(16, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1)
-    whole = getattr(dataset, "dataset", dataset)
-    if type(whole) is InMemory and whole.images[0].nbytes < SMALL:
+    if type(getattr(dataset, "dataset", dataset)) is InMemory:
         workers = 0
     return DataLoader(
         dataset,

@@ -70,18 +70,23 @@ def test_files_are_read_once(photos, monkeypatch):
     assert total == torch.cat(second).sum() and total > 0
 
 
+class FromDisk(data.InMemory):
+    """A set that workers have something to do for."""
+
+
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 def test_workers_share_the_images(photos, monkeypatch):
     monkeypatch.setattr(
         data.os, "sched_getaffinity", lambda pid: range(3), raising=False
     )
-    loader = make_loader(photos[0], 10, torch.device("cuda"), shuffle=True)
+    photos = FromDisk(photos[0].images, photos[0].labels)
+    loader = make_loader(photos, 10, torch.device("cuda"), shuffle=True)
     assert (
         loader.num_workers == 2 and loader.persistent_workers and loader.pin_memory
     )
     images, labels = (torch.cat(part) for part in zip(*loader, strict=True))
     assert labels.sum() == 32
-    assert images.sum() == photos[0].images.sum()
+    assert images.sum() == photos.images.sum()
 
 
 @pytest.mark.parametrize(
@@ -103,8 +108,10 @@ def test_workers_are_the_cpus_of_the_job(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     if slurm:
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", slurm)
-    assert make_loader(photos[0], 10, torch.device("cuda")).num_workers == workers
-    assert make_loader(photos[0], 10, CPU).num_workers == 0
+    cuda, other = torch.device("cuda"), FromDisk(photos[0].images, photos[0].labels)
+    assert make_loader(other, 10, cuda).num_workers == workers
+    assert make_loader(other, 10, CPU).num_workers == 0
+    assert make_loader(photos[0], 10, cuda).num_workers == 0
 
 
 def test_an_empty_share_is_no_error(photos):
