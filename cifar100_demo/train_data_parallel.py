@@ -91,7 +91,7 @@ def main():
     parser.add_argument("--batch-size", type=at_least(1), default=128, help="a GPU")
     parser.add_argument("--epochs", type=at_least(1), default=4)
     parser.add_argument("--image-size", type=at_least(33), default=224)
-    parser.add_argument("--workers", type=at_least(0), help="that load; default: 0")
+    parser.add_argument("--workers", type=at_least(0), default=0, help="that load")
     parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
     parser.add_argument(
         "--steps", type=at_least(1), help="of each epoch; default: all"

@@ -19,8 +19,12 @@ def can_write(file):
 
 def save(state, file):
     """Save what torch.load() reads, under a temporary name until it is complete."""
-    torch.save(state, f"{file}.part")
-    os.replace(f"{file}.part", file)
+    try:
+        torch.save(state, f"{file}.part")
+        os.replace(f"{file}.part", file)
+    except (OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"cannot save {file} ({reason}): make room for it") from None
 
 
 class State:
@@ -89,10 +93,11 @@ class State:
                 f"{file} is damaged, or no checkpoint of this script "
                 f"({type(error).__name__}): leave out --resume to start anew"
             ) from None
-        if self.epoch >= options.get("epochs", self.epoch + 1):
+        its = {k: v for k, v in options.items() if v != self.options.get(k)}
+        if self.epoch == options.get("epochs") and set(its) <= {"epochs"}:
             raise UserError(f"{file} has all its {self.epoch} epochs: it is done")
-        if options != self.options:
-            its = " ".join(f"--{name} {value}" for name, value in options.items())
+        if its:
+            its = " ".join(f"--{name} {value}" for name, value in its.items())
             raise UserError(f"{file} is of another run: type {its}")
 
 

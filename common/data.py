@@ -15,7 +15,6 @@ from common.decoded import decoded
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SAMPLES = REPOSITORY / "data" / "sample"
-SMALL = 2**14  # bytes of an image: below, a batch is picked sooner than handed over
 # Of ImageNet's images, scaled to 0..1: what torchvision's weights expect
 # (https://pytorch.org/vision/stable/models.html).
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -161,24 +160,12 @@ def cifar100():
     return splits
 
 
-def make_loader(
-    dataset, batch_size, device, sampler=None, shuffle=False, workers=None
-):
+def make_loader(dataset, batch_size, device, sampler=None, shuffle=False, workers=0):
     """Return a DataLoader of batches (images, labels) from a set with __getitems__.
 
-    A GPU is fed by worker processes, one for each CPU that this process may use
-    besides its own, unless workers says how many. Without a GPU they would only take
-    the CPUs from the model, and for small images in memory (or a Subset of them)
-    there is nothing to do for them.
+    workers: processes that pick the batches. As a rule none: the sets are in memory,
+    and a worker takes longer to hand a batch over than to pick it.
     """
-    cpus = len(os.sched_getaffinity(0)) if device.type != "cpu" else 1
-    cpus = min(cpus, int(os.environ.get("SLURM_CPUS_PER_TASK", cpus)))
-    whole = getattr(dataset, "dataset", dataset)
-    if type(whole) is InMemory and whole.images[0].nbytes < SMALL:
-        cpus = 1
-    if workers is None:
-        share = cpus // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        workers = max(0, min(16, share - 1))
     return DataLoader(
         dataset,
         batch_size,

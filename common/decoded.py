@@ -5,7 +5,7 @@ import hashlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
@@ -45,7 +45,7 @@ def decoded(name, files, size, read, folders):
 
 
 def is_whole(file, length):
-    return file.is_file() and file.stat().st_size == length
+    return os.path.isfile(file) and os.path.getsize(file) == length
 
 
 def writable(folders):
@@ -66,11 +66,12 @@ def writable(folders):
 def lock(file):
     """Hold a lock that the system takes from a process that is killed.
 
-    Where the file system has no locks, go on without: two that decode at once are
-    slow, not wrong.
+    Where there can be none (by the file system, or as it is another user's), go on
+    without: two that decode at once are slow, not wrong.
     """
-    with open(file, "a") as held:
+    with ExitStack() as stack:
         with suppress(OSError):
+            held = stack.enter_context(open(file, "a"))
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
@@ -80,7 +81,9 @@ def decode(files, size, read, file, threads=None):
 
     threads: by default one for each CPU that this process may use.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    if threads is None:
+        linux = hasattr(os, "sched_getaffinity")
+        threads = len(os.sched_getaffinity(0)) if linux else os.cpu_count()
     part = file.with_name(f"{file.name}.{os.uname().nodename}-{os.getpid()}.part")
     print(f"Decoding {len(files)} images, once: {file}", flush=True)
     try:
@@ -103,6 +106,7 @@ def decode(files, size, read, file, threads=None):
 def remove_others(file, name):
     """Remove what older states of the split have left, and what killed ones did."""
     for other in file.parent.glob(f"{name}-*"):
-        age = time.time() - other.stat().st_mtime
-        if other != file and (other.suffix != ".part" or age > 3600):
-            other.unlink(missing_ok=True)
+        with suppress(OSError):  # gone already, or another user's
+            age = time.time() - other.stat().st_mtime
+            if other != file and (other.suffix != ".part" or age > 3600):
+                other.unlink()

@@ -1,6 +1,7 @@
 """Checkpoints: killed at any moment and resumed, a run ends as if it never was."""
 
 import os
+import resource
 import shutil
 import signal
 import time
@@ -173,8 +174,8 @@ def other(name):
     elif name == "text":
         Path("file").write_text("half a file")
     else:
-        made = Made("resnet50" if name == "another --arch" else "resnet18")
-        made.state.save(9 if name == "complete" else 1, 1.0)
+        made = Made("resnet50" if "another" in name else "resnet18")
+        made.state.save(9 if "complete" in name else 1, 1.0)
         os.rename("checkpoint.pth.tar", "file")
     if name in ("half", "damaged"):
         body = bytearray(Path("file").read_bytes())
@@ -197,7 +198,8 @@ def other(name):
         ("half", "damaged"),
         ("damaged", "damaged"),
         ("object", "no checkpoint of this script"),
-        ("another --arch", "--arch resnet50"),
+        ("another --arch", "type --arch resnet50$"),
+        ("another that is complete", "type --arch resnet50$"),
         ("complete", "all its 9 epochs"),
     ],
 )
@@ -210,6 +212,21 @@ def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(name, words, here):
     assert "\n" not in str(error.value)
     if name != "none":
         assert (here / "file").read_bytes() == before
+
+
+def test_no_space(here):
+    Made().state.save(1, 1.0)
+    before = (here / "checkpoint.pth.tar").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match="cannot save") as error:
+            Made().state.save(2, 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(error.value)
+    assert (here / "checkpoint.pth.tar").read_bytes() == before
 
 
 def test_the_scaler_goes_on_where_there_is_one(here):

@@ -306,6 +306,28 @@ def test_a_step_does_not_wait(batches):
     assert watching.waits == [] and len(reads) == (2 if batches < 5 else 3)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("script", ["cinic", "cinic_amp"])
+def test_no_synchronisation_on_a_gpu(script, monkeypatch):
+    module, device = __import__(script), torch.device("cuda", 0)
+    model = module.Classifier("resnet18").to(device)
+    model.dtype = torch.bfloat16
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+    state = State(model, optimizer, scheduler, device)
+    state.scaler = torch.amp.GradScaler("cuda", enabled=False)
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8).pin_memory()
+    loader = [(images, torch.ones(4).long().pin_memory())] * 3
+    args, shown = Namespace(log_interval=5), dict.fromkeys(NAMES, 0.0)
+    module.train(args, model, state, loader, device, Nothing())
+    monkeypatch.setattr(module, "means", lambda *args: shown)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        module.train(args, model, state, loader, device, Nothing())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_archs():
     import cinic
 

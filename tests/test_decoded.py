@@ -140,6 +140,12 @@ def test_no_space(files, keep):
     assert right(get(files, keep))
 
 
+def test_a_lock_that_cannot_be_had(files, keep):
+    (keep[0] / "set-train.lock").mkdir(parents=True)  # as another user's file
+    (keep[0] / "set-train-old").mkdir()  # nor can this be removed
+    assert right(get(files, keep)) and right(get(files, keep, read=None))
+
+
 @pytest.mark.parametrize("damage", [b"", b"text", "half", "middle"])
 def test_a_damaged_image_is_one_line_and_nothing_is_left(damage, files, keep):
     noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
