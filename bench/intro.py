@@ -16,7 +16,7 @@ import single as script
 from dataset import random_sequences
 from model import Transformer
 
-BATCH, STEPS, LENGTH = 16, 5, 256  # as in the scripts, but for the steps
+BATCH, STEPS, LENGTH = 16, 3, 256  # as in the scripts, but for the steps
 
 
 def make(device):

@@ -26,6 +26,8 @@ export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
 if [[ ${SLURM_JOB_ID:-} ]]; then
     exec srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"
 fi
+gpus=$(nvidia-smi --list-gpus 2> /dev/null | wc -l) || true
+((gpus >= 2)) || export CUDA_VISIBLE_DEVICES=''
 port=$((10000 + $$ % 50000))
 workers="\"localhost:$port\", \"localhost:$((port + 1))\""
 worker() { # a process that thinks it is the worker of this number

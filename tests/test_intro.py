@@ -28,6 +28,8 @@ def room(tmp_path):
 @pytest.fixture
 def load(monkeypatch):
     """Return a function that imports a module of the exercise; forget it later."""
+    for name in ("dataset", "dp", "model", "single"):  # another exercise's
+        monkeypatch.delitem(sys.modules, name, raising=False)
     before = set(sys.modules)
     monkeypatch.syspath_prepend(INTRO)
     yield importlib.import_module
@@ -42,7 +44,8 @@ def results(room):
 
 def test_it_learns_and_the_speeds_are_compared(room):
     options = [*LEARN, "--sequences", 256, "--epochs", 3]
-    for job in (["jobscript.sh", "single.py"], ["jobscript_ddp.sh", "ddp.py"]):
+    solution = "solutions/ddp_with_sampler.py"
+    for job in (["jobscript.sh", "single.py"], ["jobscript_ddp.sh", solution]):
         done = run(["bash", *job, *options, "--batch-size", 16], room)
         assert done.returncode == 0 and done.stderr == "", done.stderr
         epochs = re.findall(
@@ -64,7 +67,8 @@ def test_it_learns_and_the_speeds_are_compared(room):
     title, header, one, two = done.stdout.splitlines()[1:5]
     assert title.startswith("single.py") and "8192 tokens an epoch" in title
     assert "tokens/s" in header and "images" not in done.stdout
-    assert one.split()[:2] == ["single", "1"] and two.split()[:2] == ["ddp", "2"]
+    assert one.split()[:2] == ["single", "1"]
+    assert two.split()[:2] == ["ddp_with_sampler", "2"]
     alone, both = (result["tokens_per_second"] for result in results(room))
     assert f"{alone:.1f}" in one and f"{both:.1f}" in two
     assert f"{both / alone:.2f}" in two.split()
@@ -264,3 +268,12 @@ def test_mistakes(room):
         run(["bash", "jobscript_ddp.sh"], room), "sbatch jobscript_ddp.sh SCRIPT.py"
     )
     assert not (room / "logs").exists()
+
+
+def test_the_drawing(room):
+    before = (room / "img/all_reduce.png").read_bytes()
+    (room / "img/all_reduce.png").unlink()
+    done = run([sys.executable, room / "draw_all_reduce.py"], "/")
+    assert done.returncode == 0, done.stderr
+    after = (room / "img/all_reduce.png").read_bytes()
+    assert after.startswith(b"\x89PNG") and 0.5 < len(after) / len(before) < 2

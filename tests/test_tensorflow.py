@@ -44,7 +44,7 @@ def losses(script, launch, batch_size, tmp_path, *options, **env):
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr and "rror:" not in done.stderr, done.stderr
     seen = [json.loads(file.read_text()) for file in folder.glob("losses.*")]
-    assert all(each == seen[0] for each in seen) and len(seen[0]) == 20
+    assert all(each == seen[0] for each in seen) and len(seen[0]) in (1, 20)
     return seen[0], result(room)
 
 
@@ -53,14 +53,16 @@ def test_two_devices_and_two_workers_follow_one_device(tmp_path):
     one, alone = losses("single", launch, 16, tmp_path)
     two, both = losses("mirrored_strategy", launch, 8, tmp_path)
     assert two == pytest.approx(one, rel=0, abs=1e-4) and one[-1] < one[0] - 1
-    sgd = tmp_path, "--lr", 0.3
+    # The mean of 20 batches: all workers must shuffle alike, or some are left out.
+    sgd = tmp_path, "--lr", 0.3, "--sequences", 320, "--epochs", 1
     one, _ = losses("single", launch, 16, *sgd, SGD="1")
     launch = "jobscript_tensorflow_2nodes.sh"
     workers, apart = losses("multi_worker_mirrored", launch, 8, *sgd, SGD="1")
-    assert workers == pytest.approx(one, rel=0, abs=1e-4) and one[-1] < one[0] - 0.3
+    assert workers == pytest.approx(one, rel=0, abs=1e-4) and one[0] < 5.6
     assert (alone["gpus"], both["gpus"], apart["gpus"]) == (1, 2, 2)
     for each in (alone, both, apart):
-        assert each["batch"] == 16 and each["tokens_per_epoch"] == 16 * 16
+        assert each["batch"] == 16
+        assert each["tokens_per_epoch"] == 16 * each["options"]["sequences"]
         assert each["tokens_per_second"] > 0 and each["peak_memory_gb"] > 0.1
 
 
