@@ -259,10 +259,10 @@ def fails(done, *words):
 
 def test_mistakes(room):
     done = run([sys.executable, "ddp.py"], room)
-    fails(done, "bash jobscript_ddp.sh ddp.py")
+    fails(done, "--nproc-per-node=2 ddp.py")
     options = ["--width", 100, "--heads", 12]
     fails(run([sys.executable, "single.py", *options], room), "--width 108")
-    fails(torchrun(2, ["single.py"], room), "bash jobscript.sh single.py")
+    fails(torchrun(2, ["single.py"], room), "python single.py")
     fails(torchrun(1, ["model_parallel.py"], room), "two halves", "1 GPUs")
     fails(
         run(["bash", "jobscript_ddp.sh"], room), "sbatch jobscript_ddp.sh SCRIPT.py"
