@@ -14,6 +14,7 @@ from conftest import REPOSITORY, copy_room, run
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can make networks"),
+    pytest.mark.cluster,
     pytest.mark.skipif(not shutil.which("ip"), reason="no ip: apt install iproute2"),
 ]
 
