@@ -16,6 +16,8 @@ import single as script
 from dataset import random_sequences
 from model import Transformer
 
+sys.path.pop(0)  # or its folder tensorflow passes for TensorFlow
+
 BATCH, STEPS, LENGTH = 16, 3, 256  # as in the scripts, but for the steps
 
 

@@ -10,11 +10,13 @@ import stat
 import sys
 import tarfile
 import time
+from argparse import Namespace
 from itertools import chain, pairwise
 
 import pytest
 import torch
 from conftest import REPOSITORY, copy_room, run, serving, torchrun
+from test_steps import Watch
 
 from common import data, download
 from common.cli import UserError
@@ -209,6 +211,26 @@ def test_amp_computes_in_bfloat16_and_returns_floats():
         )
         output = model(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
         assert kinds == [kind] and output.dtype == torch.float32
+
+
+class NoLog:
+    def iterations(self, done, total, sums, start):
+        pass
+
+
+def test_nothing_in_a_step_waits_for_the_device():
+    import train_cifar100 as module
+
+    model = module.Classifier("resnet18", 40, amp=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    batches, args = [(images, torch.ones(2).long())] * 3, Namespace(steps=None)
+    with Watch() as watch:
+        for _ in range(2):  # the first epoch fills caches
+            watch.waits.clear()
+            cpu = torch.device("cpu")
+            module.train(args, model, cpu, batches, optimizer, NoLog(), None)
+    assert watch.waits == []
 
 
 def test_sample_files_are_cifar100s(sample, monkeypatch):
