@@ -19,7 +19,7 @@ GPU = torch.accelerator.is_available()
 ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPU else ("resnet18", 64, 32)
 STEPS = 20 if GPU else 4
 PLAIN_STEPS = 2
-ARGS = Namespace(steps=None)
+ARGS = Namespace(steps=STEPS)
 
 
 class NoLog:

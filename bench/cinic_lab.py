@@ -78,7 +78,7 @@ def single(repeats):
     yield row(name, "plain, with env.sh", speeds["plain"])
     yield row(name, "loader, from epoch 2 on / plain", speeds["load"], plain, 20)
     what = "loader and augmentation / plain"
-    yield row(name, what, speeds["augmented"], plain)
+    yield row(name, what, speeds["augmented"], plain, 20)
 
     own = Setup(script, device)
     images, labels = train_set.__getitems__(range(BATCH))

@@ -2,7 +2,7 @@
 
     python monitor.py logs/utilisation-JOB.csv
 
-It asks nvidia-smi, rocm-smi or amd-smi, whichever is there and answers. Without a
+It asks nvidia-smi, amd-smi or rocm-smi, whichever is there and answers. Without a
 GPU it asks the system how busy the CPUs are that this process may use.
 """
 
@@ -26,14 +26,14 @@ TOOLS = [
         2**20 / 1e9,
     ),
     (
-        "rocm-smi --showuse --showmeminfo vram --showpower --csv",
-        ("GPU use", "VRAM Total Used", "Power"),
-        1 / 1e9,
-    ),
-    (
         "amd-smi metric --usage --mem-usage --power --csv",
         ("gfx_activity", "used_vram", "socket_power"),
         2**20 / 1e9,
+    ),
+    (
+        "rocm-smi --showuse --showmeminfo vram --showpower --csv",
+        ("GPU use", "VRAM Total Used", "Power"),
+        1 / 1e9,
     ),
 ]
 HEAD = "time", "device", "utilisation_percent", "memory_gb", "power_w"

@@ -16,8 +16,8 @@ from common.cli import OptionParser, UserError
 
 KINDS = {  # colour, and what a name holds; the first that fits
     "communication": ("red", ("nccl", "rccl", "gloo", "all_reduce", "allreduce")),
-    "convolution": ("tab:blue", ("conv", "cudnn", "implicit_gemm", "xmma")),
     "batch norm": ("tab:orange", ("batch_norm", "batchnorm", "bn_")),
+    "convolution": ("tab:blue", ("conv", "cudnn", "implicit_gemm", "xmma")),
     "optimizer": ("green", ("optimizer",)),
     "other": ("0.7", ("",)),
 }
@@ -34,8 +34,11 @@ def read_events(file):
     steps = [e for e in events if e["name"].startswith("ProfilerStep")]
     if not steps:
         raise UserError(f"no step in {file}: profile 8 steps at least")
-    start = max(step["ts"] for step in steps)
-    end = max(s["ts"] + s["dur"] for s in steps if s["ts"] == start)
+    # On a GPU a step has two, of the CPU that asks and of the stream that works.
+    last = max(steps, key=lambda step: step["ts"])["name"]
+    steps = [step for step in steps if step["name"] == last]
+    start = min(step["ts"] for step in steps)
+    end = max(step["ts"] + step["dur"] for step in steps)
     return [
         e | {"ts": (e["ts"] - start) / 1e3, "dur": e["dur"] / 1e3}
         for e in events
@@ -87,7 +90,9 @@ def main():
     parser.add_argument("file", nargs="?", default="logs/profiler/trace.json")
     parser.add_argument("--to", type=Path, default=Path("logs/trace.png"))
     args = parser.parse_args()
-    draw(read_events(args.file), args.to)
+    events = read_events(args.file)
+    args.to.parent.mkdir(parents=True, exist_ok=True)
+    draw(events, args.to)
     print(f"Saved {args.to}")
 
 

@@ -37,11 +37,16 @@ def read_samples(file):
     return devices
 
 
-def read_runs(start, end):
-    """Return the runs in logs/results.jsonl that ended in between, a dict each."""
-    file = Path("logs/results.jsonl")
-    runs = map(json.loads, file.open()) if file.exists() else []
-    return [run for run in runs if start <= run["epoch_ends"][-1] <= end]
+def read_runs(start, end, file):
+    """Return the runs that ended in between, but for those of other jobs."""
+    results = Path("logs/results.jsonl")
+    runs = map(json.loads, results.open()) if results.exists() else []
+    jobs = None, file.stem.removeprefix("utilisation-")
+    return [
+        run
+        for run in runs
+        if start <= run["epoch_ends"][-1] <= end and run["slurm_job"] in jobs
+    ]
 
 
 def draw(devices, runs, file):
@@ -75,7 +80,7 @@ def draw(devices, runs, file):
                         fontsize="small",
                     )
     subplots[0].legend(loc="lower left")
-    subplots[0].set_title(", ".join(run["script"] for run in runs) or file.stem)
+    subplots[0].set_title(", ".join(run["script"] for run in runs))
     subplots[-1].set_xlabel("seconds since the start")
     figure.savefig(file, dpi=120)
 
@@ -92,7 +97,9 @@ def main():
     devices = read_samples(files[-1])
     times = [row["time"] for rows in devices.values() for row in rows]
     # A run's last epoch ends a moment before the monitor does.
-    draw(devices, read_runs(min(times), max(times) + 2), args.to)
+    runs = read_runs(min(times), max(times) + 2, files[-1])
+    args.to.parent.mkdir(parents=True, exist_ok=True)
+    draw(devices, runs, args.to)
     print(f"Plot of {files[-1]} saved to {args.to}")
 
 

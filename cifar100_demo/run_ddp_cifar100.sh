@@ -19,6 +19,6 @@ source common/env.sh
 
 gpus 2
 "${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
-trap "kill $!" EXIT
+trap "kill $! 2> /dev/null || true" EXIT
 "${PYTHON[@]}" -m common.torchrun --standalone \
     --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" train_ddp_cifar100.py "$@"

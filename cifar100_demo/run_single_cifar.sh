@@ -18,5 +18,5 @@ fi
 source common/env.sh
 
 "${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
-trap "kill $!" EXIT
+trap "kill $! 2> /dev/null || true" EXIT
 "${PYTHON[@]}" train_cifar100.py "$@"

@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--arch", choices=ARCHS, default="resnet18")
     parser.add_argument("--epochs", type=at_least(1), default=3)
     parser.add_argument(
-        "--batch-size", type=at_least(1), default=128, help="per GPU"
+        "--batch-size", type=at_least(2), default=128, help="per GPU"
     )
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--log-interval", type=at_least(1), default=50)

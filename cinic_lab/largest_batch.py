@@ -45,7 +45,11 @@ def largest_batch(attempt, most):
     while batch_size <= most:
         try:
             attempt(batch_size)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            # cuDNN has words of its own for it.
+            words = "out of memory", "ALLOC_FAILED", "unable to find an engine"
+            if not any(word in str(error) for word in words):
+                raise
             break
         batch_size *= 2
     return batch_size // 2
@@ -56,7 +60,7 @@ def main():
     parser.add_argument("--arch", choices=cinic.ARCHS, default="resnet18")
     parser.add_argument("--fp16", action="store_true", help="not bf16")
     parser.add_argument("--gpu", type=at_least(0), help="number of the GPU")
-    parser.add_argument("--most", type=at_least(2), default=65536, help="then stop")
+    parser.add_argument("--most", type=at_least(2), default=2**20, help="then stop")
     args = parser.parse_args()
     args.log_interval = STEPS
     device = get_device(gpu=args.gpu)

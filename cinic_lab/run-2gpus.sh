@@ -20,6 +20,7 @@ source common/env.sh
     { echo "Error: no script '${1:-}' in $PWD: type sbatch run-2gpus.sh SCRIPT.py" >&2; exit 2; }
 
 if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
+    [[ ${SLURM_JOB_ID:-} ]] || export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1}
     exec "${PYTHON[@]}" "$@"
 fi
 gpus 2

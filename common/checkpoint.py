@@ -1,5 +1,6 @@
 """Files that are whole or not there: a run that is killed leaves no half of one."""
 
+import hashlib
 import os
 import zipfile
 from pathlib import Path
@@ -19,11 +20,13 @@ def can_write(file):
 
 def save(state, file):
     """Save what torch.load() reads, under a temporary name until it is complete."""
+    part = f"{file}.{os.getpid()}.part"
     try:
-        torch.save(state, f"{file}.part")
-        os.replace(f"{file}.part", file)
+        torch.save(state, part)
+        os.replace(part, file)
     except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
+        Path(part).unlink(missing_ok=True)
         raise UserError(f"cannot save {file} ({reason}): make room for it") from None
 
 
@@ -69,7 +72,8 @@ class State:
         """Go on where a checkpoint stands, with any number of processes.
 
         Processes that the saved run did not have draw what they would in a new run.
-        Raises UserError if the file is missing, damaged, or of something else.
+        Raises UserError if the file is missing, damaged, of something else, or not
+        the same for all processes.
         """
         if not Path(file).is_file():
             raise UserError(f"no {file}: leave out --resume to start anew")
@@ -82,6 +86,7 @@ class State:
                 content[name] for name in ("options", "epoch", "best")
             )
             states = content["random"]
+            checksum = hashlib.sha256(Path(file).read_bytes()).hexdigest()
             if options == self.options:
                 for name, part in self.parts().items():
                     if content.get(name):  # float32 and bfloat16 have no scaler
@@ -93,6 +98,8 @@ class State:
                 f"{file} is damaged, or no checkpoint of this script "
                 f"({type(error).__name__}): leave out --resume to start anew"
             ) from None
+        if len(set(all_ranks(checksum))) > 1:
+            raise UserError(f"{file} is not the same on all nodes: copy it")
         its = {k: v for k, v in options.items() if v != self.options.get(k)}
         if self.epoch == options.get("epochs") and set(its) <= {"epochs"}:
             raise UserError(f"{file} has all its {self.epoch} epochs: it is done")

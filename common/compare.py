@@ -56,6 +56,7 @@ def compare(runs):
     for left, right, tag, _ in PAIRS:
         if tag != "DATA":
             plain[Path(right).stem] = plain.get(Path(left).stem, Path(left).stem)
+    plain["multi_worker_mirrored"] = "single"  # no pair: it writes its step out
     for run in runs:
         run["counts"] = counts = run.get("counts", "images")
         run["speed"] = run[f"{counts}_per_second"]

@@ -3,7 +3,8 @@
     python -m common.download dogs-vs-cats vgg16
 
 Data goes to DATADIR, or else to data/ here; weights go to torch.hub's folder. What
-breaks off goes on at the next call. Nothing has its name before it is whole.
+breaks off goes on at the next call (MNIST and CIFAR-100 begin anew). Nothing has its
+name before it is whole.
 """
 
 import hashlib

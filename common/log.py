@@ -54,12 +54,14 @@ class RunLog:
         if not enabled:
             return
         script = Path(sys.argv[0]).stem
-        job = os.environ.get("SLURM_JOB_ID") or f"{time.time():.0f}-{os.getpid()}"
-        self.folder = Path("logs", f"{script}-{job}")
+        job = os.environ.get("SLURM_JOB_ID")  # several runs may share one
+        run = f"{job or format(time.time(), '.0f')}-{os.getpid()}"
+        self.folder = Path("logs", f"{script}-{run}")
         try:
             Path("logs").mkdir(exist_ok=True)
             if scalars:  # slow to import, and only one process needs it
-                # Or it takes a folder named tensorflow for that, which it can spare.
+                # TensorBoard needs no TensorFlow, and would take dp_ddp_intro's
+                # folder of that name for it.
                 sys.modules.setdefault("tensorflow", None)
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -76,6 +78,7 @@ class RunLog:
             "batch_per_gpu": args.batch_size,
             "batch": args.batch_size * world_size,
             "options": vars(args),
+            "slurm_job": job,
         }
         self.print(f"{script} on {world_size} x {self.fields['device']}")
         units = unit if world_size == 1 else f"{unit}s"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from common.cli import OptionParser
+from common.cli import OptionParser, UserError
 from common.data import CINIC_CLASSES, SAMPLES
 
 
@@ -219,6 +219,10 @@ def main():
     parser.add_argument("--to", type=Path, default=SAMPLES)
     parser.add_argument("--scale", type=float, default=1, help="how many, of all")
     args = parser.parse_args()
+    if unknown := set(args.names) - set(DATASETS):
+        raise UserError(
+            f"no {', '.join(unknown)}: type one of {', '.join(DATASETS)}"
+        )
     for name in args.names or DATASETS:
         target, drawing = args.to / name, args.to / f"{name}.drawing"
         if target.exists():

@@ -3,6 +3,7 @@
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same with a mistake
 
 Without Slurm type bash in place of sbatch. Without a GPU add
 --layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
@@ -79,7 +80,7 @@ def main():
         trained = train(ddp_model, loader, optimizer, device)  # DDP: synced
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
-        tokens = train_set.labels.numel()  # each of them once, by all GPUs together
+        tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")

@@ -66,5 +66,6 @@ class Transformer(nn.Module):
     def forward(self, tokens):
         if self.verbose:
             size = tuple(tokens.shape)
-            print(f"Hello from {tokens.device} with input size {size}")
+            hello = f"Hello from {tokens.device} with input size {size}\n"
+            print(hello, end="")  # in one piece, or processes' lines run together
         return self.layers(tokens)

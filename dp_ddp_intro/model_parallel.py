@@ -77,7 +77,9 @@ def train(layers, loader, optimizer, device, micro_batches, width):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--micro-batches", type=at_least(1), default=4)
+    parser.add_argument(
+        "--micro-batches", type=at_least(1), default=4, help="at most"
+    )
     parser.add_argument("--epochs", type=at_least(1), default=2, help="in each way")
     parser.add_argument("--sequences", type=at_least(1), default=1024)
     parser.add_argument("--batch-size", type=at_least(1), default=16, help="of both")

@@ -65,7 +65,7 @@ for layer in model.modules():  # in eval mode whatever train() says
 seen["before"] = {k: v.clone() for k, v in model.state_dict().items()}
 wrapped = DistributedDataParallel(model) if world_size > 1 else model
 optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
-args = Namespace(steps=None)
+args = Namespace(steps=4)
 train(args, wrapped, torch.device("cpu"), loader, optimizer, NoLog(), None)
 seen["after"] = model.state_dict()
 torch.save(seen, f"{rank}.pt")

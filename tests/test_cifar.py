@@ -56,7 +56,8 @@ def check(done, room, processes, steps):
             re.M,
         )
         assert re.search(
-            rf"^Epoch {epoch}: [\d.]+ s, [\d.]+ images/s; train loss [\d.]+ "
+            rf"^Epoch {epoch}: [\d.]+ s, [\d.]+ images/s; step ms [\d.]+ GB [\d.]+; "
+            r"train loss [\d.]+ "
             r"accuracy [\d.]+ %; validation loss [\d.]+ accuracy [\d.]+ %$",
             done.stdout,
             re.M,
@@ -70,7 +71,7 @@ def check(done, room, processes, steps):
     return result
 
 
-def test_one_gpu_with_its_profile_monitor_and_plots(room, sample):
+def test_one_gpu_with_its_profile_monitor_and_plots(room, sample, monkeypatch):
     command = ["bash", "run_single_cifar.sh", *QUICK, "--epochs", "2"]
     done = run([*command, "--steps", "20"], room, sample)
     result = check(done, room, 1, 20)
@@ -92,15 +93,16 @@ def test_one_gpu_with_its_profile_monitor_and_plots(room, sample):
     assert times[-1] - times[0] > result["training_seconds"] / 2
     assert 0.9 < median(b - a for a, b in pairwise(times)) < 2
     assert all(row["device"] == "CPU" and row["power_w"] == "" for row in rows)
-    assert max(float(row["utilisation_percent"]) for row in rows) > 30
+    used = max(float(row["utilisation_percent"]) for row in rows)
+    assert used > 50 / len(os.sched_getaffinity(0))  # one core of them
     assert not processes_in(room)
     for script in ("plot_utilisation.py", "plot_trace.py", "plot_images.py"):
         done = run([sys.executable, script], room, sample)
         assert done.returncode == 0, done.stderr
     import plot_utilisation
 
-    os.chdir(room)
-    (found,) = plot_utilisation.read_runs(times[0], times[-1] + 2)
+    monkeypatch.chdir(room)
+    (found,) = plot_utilisation.read_runs(times[0], times[-1] + 2, file)
     assert len(found["epoch_ends"]) == 2
     assert times[0] < found["epoch_ends"][0] < found["epoch_ends"][1]
     pictures = {"utilisation.png", "trace.png", "images.png"}
@@ -225,7 +227,7 @@ def test_nothing_in_a_step_waits_for_the_device():
     model = module.Classifier("resnet18", 40, amp=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
-    batches, args = [(images, torch.ones(2).long())] * 3, Namespace(steps=None)
+    batches, args = [(images, torch.ones(2).long())] * 3, Namespace(steps=3)
     with Watch() as watch:
         for _ in range(2):  # the first epoch fills caches
             watch.waits.clear()
@@ -343,6 +345,10 @@ def test_mistakes(room, sample, tmp_path):
     fails(run([*single, "--image-size", "8"], room, sample), "--image-size")
     fails(run(single, room, tmp_path), "no data", "common.download cifar-100-python")
     fails(run([sys.executable, "train_ddp_cifar100.py"], room, sample), "torchrun")
+    shutil.rmtree(room / "logs")
+    (room / "logs").write_text("in the way")  # the monitor fails, too, and is silent
+    fails(run([*single, *QUICK], room, sample), "cannot write logs/")
+    (room / "logs").unlink()
     fails(run([sys.executable, "plot_trace.py", "none"], room), "cannot read none")
     fails(run([sys.executable, "plot_utilisation.py", "none"], room), "none")
     assert not processes_in(room)

@@ -109,3 +109,14 @@ def test_heads_that_cannot_share_the_width(room):
     assert done.returncode == 2
     assert "Error: a width of 100" in done.stderr and "--width 108" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_mistakes_are_told_in_a_line(room):
+    command = [sys.executable, "tensorflow/multi_worker_mirrored.py"]
+    done = run(command, room, TF_CPP_MIN_LOG_LEVEL="3")
+    assert done.returncode == 2, done.stderr
+    assert "sbatch jobscript_tensorflow_2nodes.sh" in done.stderr.splitlines()[-1]
+    command = ["bash", "jobscript_tensorflow.sh", "tensorflow/mirrored_strategy.py"]
+    done = run([*command, *TINY, "--sequences", 16, "--batch-size", 16], room)
+    assert done.returncode == 2, done.stderr
+    assert "type --sequences 32" in done.stderr.splitlines()[-1]

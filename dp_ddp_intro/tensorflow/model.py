@@ -48,5 +48,6 @@ def make_model(args):
         optimizer=optimizers.Adam(args.lr),
         loss=losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        jit_compile=False,  # else on a GPU Keras would do so without a strategy only
     )
     return model

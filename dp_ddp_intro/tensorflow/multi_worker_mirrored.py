@@ -7,6 +7,7 @@ Without Slurm type bash in place of sbatch. Without a GPU add
 """
 
 import os
+import sys
 
 import tensorflow as tf
 from dataset import random_sequences
@@ -14,18 +15,28 @@ from keras.utils import set_random_seed
 from model import make_model
 from report import Report
 
-from common.cli import OptionParser, at_least
+from common.cli import OptionParser, UserError, at_least
 
 
 def make_strategy():
     """Return the strategy, and whether this worker is the one that reports.
 
-    Slurm's step says which nodes there are; without Slurm TF_CONFIG does.
+    Slurm's step says which nodes there are; without Slurm TF_CONFIG does. Raises
+    UserError if neither is there. TensorFlow sorts the nodes' names as texts, Slurm
+    by their numbers: so n9 and n10 would not find each other, n09 and n10 do.
     """
     resolvers = tf.distribute.cluster_resolver
     if "SLURM_STEP_NODELIST" in os.environ:
         port = 10000 + int(os.environ["SLURM_JOB_ID"]) % 50000  # of this job's own
-        resolver = resolvers.SlurmClusterResolver(port_base=port)
+        gpus = max(1, len(tf.config.list_physical_devices("GPU")))
+        resolver = resolvers.SlurmClusterResolver(
+            port_base=port, gpus_per_node=gpus, auto_set_gpu=False
+        )
+    elif "TF_CONFIG" not in os.environ:
+        raise UserError(
+            f"{sys.argv[0]} is for several nodes: type "
+            f"`sbatch jobscript_tensorflow_2nodes.sh {sys.argv[0]}`"
+        )
     else:
         resolver = resolvers.TFConfigClusterResolver()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)

@@ -10,6 +10,8 @@ from pathlib import Path
 import tensorflow as tf
 from keras import callbacks
 
+from common.cli import UserError
+
 
 def get_devices(count):
     """Return the names of all GPUs, or without a GPU of so many CPU cores."""
@@ -35,6 +37,11 @@ class Report(callbacks.Callback):
         self.enabled, self.steps = enabled, len(dataset)
         batch = args.batch_size * replicas
         self.tokens = self.steps * batch * args.length
+        if not self.steps:
+            raise UserError(
+                f"{args.sequences} sequences do not fill a batch of {batch}: type "
+                f"--sequences {batch}"
+            )
         device = "CPU core"
         for gpu in tf.config.list_physical_devices("GPU")[:1]:
             details = tf.config.experimental.get_device_details(gpu)
