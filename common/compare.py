@@ -15,7 +15,7 @@ from common.pairs import PAIRS
 # Runs that differ in these options alone are still compared.
 FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
 FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "workers"}
-FREE |= {"profile", "gpu", "resume", "fp16", "verbose"}
+FREE |= {"profile", "steps", "gpu", "resume", "fp16", "verbose"}
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",
@@ -64,8 +64,10 @@ def compare(runs):
         options = [f"--{k} {v}" for k, v in run["options"].items() if k not in FREE]
         script = plain.get(run["script"], run["script"])
         title = " ".join([f"{script}.py", *options])
-        epoch = f"{run[run['counts'] + '_per_epoch']} {run['counts']} an epoch"
-        title += f", {epoch}, {run['device']}"
+        if "steps" not in run["options"]:  # else an epoch has what N GPUs do in them
+            number = run[f"{run['counts']}_per_epoch"]
+            title += f", {number} {run['counts']} an epoch"
+        title += f", {run['device']}"
         base = groups[title][0] if groups[title] else run
         speedup = run["speed"] / base["speed"]
         efficiency = speedup * base["gpus"] / run["gpus"]

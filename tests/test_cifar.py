@@ -21,6 +21,7 @@ from test_steps import Watch
 
 from common import data, download
 from common.cli import UserError
+from common.compare import compare, read_runs
 
 FOLDER = REPOSITORY / "cifar100_demo"
 sys.path.insert(0, str(FOLDER))
@@ -130,6 +131,12 @@ def test_ddp_writes_a_trace_for_each_rank(room, sample):
     assert done.stdout.count("Self CPU time total") == 1
     assert len(scalars(room)["train/loss"]) == 2
     assert not processes_in(room)
+    single = ["bash", "run_single_cifar.sh", *QUICK, "--epochs", "1", "--amp"]
+    done = run([*single, "--steps", "2", "--no-profile"], room, sample)
+    assert done.returncode == 0, done.stderr
+    groups = compare(read_runs([room / "logs/results.jsonl"]))
+    ((one, two),) = groups.values()  # though an epoch of theirs differs
+    assert (one["gpus"], two["gpus"]) == (1, 2) and two["speedup"] > 0
 
 
 def test_data_parallel_without_a_profile(room, sample):
