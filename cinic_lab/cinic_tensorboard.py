@@ -42,7 +42,7 @@ class Classifier(nn.Module):
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
 
-def train(args, model, state, loader, device, log, writer):  # TB
+def train(args, model, state, loader, device, log, writer):  # TB: for the curves
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
@@ -109,7 +109,7 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gpu", type=at_least(0), help="number of the GPU")
-    parser.add_argument("--fp16", action="store_true", help="not bf16")  # AMP
+    parser.add_argument("--fp16", action="store_true", help="not bf16")  # AMP: V100
     args = parser.parse_args()
     can_write(State.LATEST)
 
@@ -127,14 +127,14 @@ def main():
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
     state = State(model, optimizer, scheduler, device, **options)
-    model.dtype = torch.float16 if args.fp16 else torch.bfloat16  # AMP
-    state.scaler = torch.amp.GradScaler(device.type, enabled=args.fp16)  # AMP
+    model.dtype = torch.float16 if args.fp16 else torch.bfloat16  # AMP: 16 bits
+    state.scaler = torch.amp.GradScaler(device.type, enabled=args.fp16)  # AMP: fp16
     if args.resume:
         state.resume(args.resume)
     start = time.perf_counter()
     while state.epoch < args.epochs:
         epoch_start = time.perf_counter()
-        train(args, model, state, train_loader, device, log, writer)  # TB
+        train(args, model, state, train_loader, device, log, writer)  # TB: curves
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])

@@ -108,7 +108,7 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gpu", type=at_least(0), help="number of the GPU")
-    parser.add_argument("--fp16", action="store_true", help="not bf16")  # AMP
+    parser.add_argument("--fp16", action="store_true", help="not bf16")  # AMP: V100
     args = parser.parse_args()
     can_write(State.LATEST)
 
@@ -126,8 +126,8 @@ def main():
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
     state = State(model, optimizer, scheduler, device, **options)
-    model.dtype = torch.float16 if args.fp16 else torch.bfloat16  # AMP
-    state.scaler = torch.amp.GradScaler(device.type, enabled=args.fp16)  # AMP
+    model.dtype = torch.float16 if args.fp16 else torch.bfloat16  # AMP: 16 bits
+    state.scaler = torch.amp.GradScaler(device.type, enabled=args.fp16)  # AMP: fp16
     if args.resume:
         state.resume(args.resume)
     start = time.perf_counter()

@@ -18,7 +18,8 @@ from common.metrics import means
 def rank0_print(line):
     """Print a line, if this is the one of many processes that speaks for all."""
     if os.environ.get("RANK", "0") == "0":
-        print(line)
+        # In one piece, or lines of other processes may run into it.
+        print(f"{line}\n", end="", flush=True)
 
 
 class Nothing:
@@ -87,7 +88,7 @@ class RunLog:
 
     def print(self, line):
         if self.enabled:
-            print(self.wipe + line, flush=True)
+            print(f"{self.wipe}{line}\n", end="", flush=True)
             self.wipe = ""
 
     def progress(self, done, of):

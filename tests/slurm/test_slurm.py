@@ -162,7 +162,8 @@ def test_each_run_script(run_script, sbatch, tmp_path):
     assert job["NumNodes"] == str(nodes)
     (result,) = map(json.loads, (room / "logs/results.jsonl").open())
     assert result["gpus"] == PLAYED.get(result["script"], nodes * gpus)
-    assert "rror:" not in output and "Warning" not in output, output
+    error = "rror:" if "tensorflow" in name else "rror"  # TensorFlow says Mirrored
+    assert error not in output and "Warning" not in output, output
 
 
 def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
