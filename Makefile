@@ -1,33 +1,32 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 DEMO := --backbone tinyvgg --epochs 10 --finetune-epochs 2
-.PHONY: demo test test-cluster test-tensorflow lint bench venv venv-tensorflow
+.PHONY: help demo test test-all lint bench venv venv-tensorflow
+
+help: # this list
+	@grep '^[a-z-]*:.*#' Makefile | sed 's/:.*# /\t/' | expand -t 18
 
 demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
-	@.venv/bin/python -m common.sample_data
-	@source common/env.sh && gpus 2 && cd exercise8 && export DATADIR=../data/sample && \
+	@source common/env.sh && cd exercise8 && "$${PYTHON[@]}" sample_data.py && echo && \
+	gpus 2 && export DATADIR=../data/sample && \
 	bash run.sh pytorch_dvc_cnn_pretrained.py $(DEMO) && echo && \
 	bash run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py $(DEMO) && \
 	tail -n 2 logs/results.jsonl | "$${PYTHON[@]}" -m common.compare /dev/stdin
 
-test: lint
+test: lint # each script as users run it, and what DDP promises
 	.venv/bin/python -m pytest
 
-test-cluster: venv # for root, on a machine with Slurm
-	.venv/bin/python -m pytest -m cluster
-
-test-tensorflow: venv-tensorflow # apart: TensorFlow has an environment of its own
+test-all: lint venv-tensorflow # and what is slow; TensorFlow; for root, with a real Slurm
+	.venv/bin/python -m pytest -m ''
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
-lint: venv
+lint: venv # style
 	.venv/bin/ruff check && .venv/bin/ruff format --check
 
-bench: venv
-	@.venv/bin/python -m common.sample_data > /dev/null
-	@source common/env.sh && cd bench && DATADIR=$${DATADIR:-../data/sample} \
-	"$${PYTHON[@]}" bench.py
+bench: venv # speeds, against ceilings and the plain way
+	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
-venv: .venv/installed
+venv: .venv/installed # PyTorch and the other packages, in .venv
 
 .venv/installed: requirements.txt cinic_lab/requirements.txt
 	$(PYTHON) -m venv .venv
@@ -35,9 +34,9 @@ venv: .venv/installed
 		-r requirements.txt -r cinic_lab/requirements.txt
 	touch $@
 
-venv-tensorflow: .venv-tensorflow/installed
+venv-tensorflow: .venv-tensorflow/installed # TensorFlow, in .venv-tensorflow
 
-.venv-tensorflow/installed: requirements-tensorflow.txt
+.venv-tensorflow/installed: dp_ddp_intro/tensorflow/requirements.txt
 	$(PYTHON) -m venv .venv-tensorflow
-	.venv-tensorflow/bin/pip install --quiet --disable-pip-version-check -r requirements-tensorflow.txt
+	.venv-tensorflow/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@

@@ -13,6 +13,7 @@ from common.device import get_device, get_ranks
 sys.path.insert(0, str(REPOSITORY / "dp_ddp_intro"))
 import ddp
 import single as script
+
 from dataset import random_sequences
 from model import Transformer
 

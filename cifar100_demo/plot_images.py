@@ -9,7 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from common.cli import OptionParser
-from common.data import cifar100, data_dir
+from common.data import data_dir
+from dataset import cifar100
 
 
 def main():

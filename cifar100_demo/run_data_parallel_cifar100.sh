@@ -10,11 +10,8 @@
 #     bash run_data_parallel_cifar100.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f run_data_parallel_cifar100.sh ]] || { echo "Error: type cd cifar100_demo first" >&2; exit 2; }
 source common/env.sh
 
 "${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &

@@ -20,10 +20,12 @@ from torch.utils.data import RandomSampler
 from torchvision import models
 
 from common.cli import OptionParser, at_least
-from common.data import CIFAR100, cifar100, make_loader, normalise
+from common.data import make_loader, normalise
 from common.device import get_device
-from common.log import RunLog, peak_memory, save_profile
+from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, means
+from dataset import MEAN, STD, cifar100
+from report import report_iterations, save_profile
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
@@ -39,7 +41,7 @@ class Classifier(nn.Module):
     def forward(self, images):
         # Here and not in the loader: resized, they would be 196 times as many bytes.
         images = images.contiguous(memory_format=torch.channels_last)
-        images = normalise(images, *CIFAR100)
+        images = normalise(images, MEAN, STD)
         images = F.interpolate(images, self.image_size, mode="bilinear")
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.amp):
             return self.resnet(images).float()
@@ -50,7 +52,7 @@ def train(args, model, device, train_loader, optimizer, log, profiler):
     model.train()
     total, recent = torch.zeros(2, 3, device=device)
     start = time.perf_counter()
-    batches = islice(train_loader, args.steps)
+    batches = log.bar(islice(train_loader, args.steps), args.steps)
     for step, (images, labels) in enumerate(batches, start=1):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -64,7 +66,7 @@ def train(args, model, device, train_loader, optimizer, log, profiler):
             profiler.step()
         if step % 100 == 0 or step == args.steps:
             # To read the sums waits for the device: not in every step.
-            log.iterations(step, args.steps, recent, start)
+            report_iterations(log, step, args.steps, recent, start)
             total += recent
             recent.zero_()
             start = time.perf_counter()

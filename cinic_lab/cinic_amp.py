@@ -17,12 +17,15 @@ import torchvision
 from torch import nn
 from torch.nn import functional as F
 
-from common.checkpoint import State, can_write
+from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
-from common.data import CINIC, cinic, crop_and_flip, make_loader, normalise
+from common.data import make_loader, normalise
 from common.device import get_device
 from common.log import RunLog
-from common.metrics import batch_sums, means, top1_top5
+from common.metrics import batch_sums, means
+from dataset import MEAN, STD, cinic, crop_and_flip
+from state import State
+from topk import top1_top5
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
@@ -36,7 +39,7 @@ class Classifier(nn.Module):
 
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
-        images = normalise(images, *CINIC)
+        images = normalise(images, MEAN, STD)
         amp = torch.amp.autocast(images.device.type, self.dtype)  # AMP: 16 bits
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
@@ -47,7 +50,7 @@ def train(args, model, state, loader, device, log):
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, batches, waited = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(loader, start=1):
+    for batch, (images, labels) in enumerate(log.bar(loader), start=1):
         waited += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -69,7 +72,6 @@ def train(args, model, state, loader, device, log):
                 f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
-        log.progress(batch, batches)
         step_end = time.perf_counter()
     state.scheduler.step()
 

@@ -20,12 +20,15 @@ from torch.nn import functional as F
 from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
 from torch.utils.tensorboard import SummaryWriter  # TB: writes logs/
 
-from common.checkpoint import State, can_write
+from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
-from common.data import CINIC, cinic, crop_and_flip, make_loader, normalise
+from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: which process is this?
 from common.log import RunLog
-from common.metrics import batch_sums, means, top1_top5
+from common.metrics import batch_sums, means
+from dataset import MEAN, STD, cinic, crop_and_flip
+from state import State
+from topk import top1_top5
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
@@ -39,7 +42,7 @@ class Classifier(nn.Module):
 
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
-        images = normalise(images, *CINIC)
+        images = normalise(images, MEAN, STD)
         amp = torch.amp.autocast(images.device.type, self.dtype)  # AMP: 16 bits
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
@@ -50,7 +53,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, batches, waited = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(loader, start=1):
+    for batch, (images, labels) in enumerate(log.bar(loader), start=1):
         waited += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -77,7 +80,6 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
             writer.add_scalar("lr", state.scheduler.get_last_lr()[0], step)  # TB
             for name, value in shown.items():  # TB: loss, acc1, acc5
                 writer.add_scalar(f"train/{name}", value, step)  # TB
-        log.progress(batch, batches)
         step_end = time.perf_counter()
     state.scheduler.step()
 

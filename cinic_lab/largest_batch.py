@@ -12,10 +12,10 @@ import cinic
 import cinic_amp
 import torch
 
-from common.checkpoint import State
 from common.cli import OptionParser, UserError, at_least
 from common.device import get_device
-from common.log import Nothing
+from common.log import RunLog
+from state import State
 
 STEPS = 5
 
@@ -32,10 +32,11 @@ def train(script, args, batch_size, device):
     state.scaler = torch.amp.GradScaler(device.type, enabled=args.fp16)
     images = torch.zeros(batch_size, 3, 32, 32, dtype=torch.uint8, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)
+    log = RunLog(args, device, enabled=False)
     for steps in (2, STEPS):
         start = time.perf_counter()
         batches = [(images, labels)] * steps
-        script.train(args, model, state, batches, device, log=Nothing())
+        script.train(args, model, state, batches, device, log)
     return steps * batch_size / (time.perf_counter() - start)
 
 

@@ -10,14 +10,10 @@
 #     bash run-2gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f run-2gpus.sh ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
 source common/env.sh
-[[ -f ${1:-} ]] ||
-    { echo "Error: no script '${1:-}' in $PWD: type sbatch run-2gpus.sh SCRIPT.py" >&2; exit 2; }
+need_script "$@"
 
 if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
     [[ ${SLURM_JOB_ID:-} ]] || export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1}

@@ -10,13 +10,9 @@
 #     bash run-2nodes.sh SCRIPT.py [OPTIONS]      without Slurm: two launchers play two nodes
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f run-2nodes.sh ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
 source common/env.sh
-[[ -f ${1:-} ]] ||
-    { echo "Error: no script '${1:-}' in $PWD: type sbatch run-2nodes.sh SCRIPT.py" >&2; exit 2; }
+need_script "$@"
 
 source common/2nodes.sh

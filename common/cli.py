@@ -60,13 +60,3 @@ def at_least(least):
         return int(text)
 
     return whole_number
-
-
-def split_evenly(batch_size, processes):
-    """Return the batch size of each process; raise UserError if it is not whole."""
-    if batch_size % processes:
-        raise UserError(
-            f"a batch of {batch_size} cannot be split over {processes} processes: "
-            f"type --batch-size {-(-batch_size // processes) * processes}"
-        )
-    return batch_size // processes

@@ -35,10 +35,8 @@ COLUMNS = {
 def read_runs(files):
     """Return the runs in these .jsonl files, a dict each, or raise UserError."""
     try:
-        lines = [
-            line for file in files for line in Path(file).read_text().splitlines()
-        ]
-        runs = [json.loads(line) for line in lines]
+        texts = [Path(file).read_text() for file in files]
+        runs = [json.loads(line) for text in texts for line in text.splitlines()]
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the results: {error}") from None
     if not runs:

@@ -2,38 +2,15 @@
 
 import functools
 import os
-import pickle
 from pathlib import Path
 
 import torch
-from PIL import Image
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_convert
 
 from common.cli import UserError
-from common.decoded import decoded
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SAMPLES = REPOSITORY / "data" / "sample"
-# Of ImageNet's images, scaled to 0..1: what torchvision's weights expect
-# (https://pytorch.org/vision/stable/models.html).
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# The same of CIFAR-100's training images.
-CIFAR100 = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-# Of CINIC-10's, as its authors give them (https://github.com/BayesWatch/cinic-10).
-CINIC = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
-CINIC_CLASSES = [
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-]
 
 
 def data_root():
@@ -46,9 +23,8 @@ def data_dir(name):
     folder = data_root() / name
     if not folder.is_dir():
         raise UserError(
-            f"no data in {folder}: type `python -m common.download {name}`, or for "
-            "drawings `python -m common.sample_data` and "
-            f"`export DATADIR={SAMPLES}`"
+            f"no data in {folder}: type `python download_data.py`, or for drawings "
+            f"`python sample_data.py` and `export DATADIR={SAMPLES}`"
         )
     return folder
 
@@ -67,97 +43,41 @@ class InMemory(Dataset):
         return self.images.index_select(0, indices), self.labels[indices]
 
 
-def decoded_splits(dataset, folder, splits, classes, size):
-    """Return an InMemory set for each split: a folder of image files per class.
+def prepared_file(folder, split, size):
+    """Return where the images of a split are, once common/prepare.py wrote them."""
+    return folder / f"{split}-{size}.pt"
 
-    Images are decoded once to (3, size, size), see common/decoded.py; labels are 0,
-    1, ... in the order of the classes. Raises UserError if a class has no file, or
-    if an image is damaged.
+
+def load_prepared(name, splits, size):
+    """Return an InMemory set for each split, of images (N, 3, size, size), uint8.
+
+    All processes of a node share one copy: the files are mapped into memory. Raises
+    UserError if one is missing or damaged.
     """
-    found = {split: ([], []) for split in splits}
-    for split, (files, labels) in found.items():
-        for label, name in enumerate(classes):
-            images = sorted((folder / split / name).glob("*.[jp][pn]g"))
-            if not images:
-                raise UserError(
-                    f"no images in {folder / split / name}, the data set is "
-                    "incomplete: delete it and download it again"
-                )
-            files += images
-            labels += [label] * len(images)
-    keep = [data_root() / ".decoded", REPOSITORY / "data" / ".decoded"]
-    return [
-        InMemory(
-            decoded(f"{dataset}-{split}", files, size, read_photo, keep),
-            torch.tensor(labels),
-        )
-        for split, (files, labels) in found.items()
-    ]
-
-
-def read_photo(file, size):
-    """Return an image file as a uint8 tensor (3, size, size), or raise UserError."""
-    try:
-        with Image.open(file) as photo:
-            photo.draft("RGB", (size, size))  # libjpeg decodes at 1/2, 1/4 or 1/8
-            photo = photo.convert("RGB")
-            width, height = photo.size
-            pixels = bytearray(photo.tobytes("raw", "RGBX"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{file} is damaged ({error}): delete it") from None
-    # What Image.resize() gives, to 1 of 255, and faster, most of all with 4 bytes a
-    # pixel, which is also how Pillow keeps them.
-    pixels = torch.frombuffer(pixels, dtype=torch.uint8).view(1, height, width, 4)
-    pixels, shape = pixels.permute(0, 3, 1, 2), (size, size)
-    return F.interpolate(pixels, shape, mode="bilinear", antialias=True)[0, :3]
-
-
-def dogs_vs_cats(size=150):
-    """Return the photos to train, validate and test on: cats are 0, dogs are 1."""
-    folder = data_dir("dogs-vs-cats") / "train-2000"
-    splits, classes = ("train", "validation", "test"), ("cats", "dogs")
-    sets = decoded_splits("dogs-vs-cats", folder, splits, classes, size)
-    return [InMemory(split.images, split.labels.float()) for split in sets]
-
-
-def cinic():
-    """Return the images to train, validate and test on, and labels 0 to 9."""
-    splits = "train", "valid", "test"
-    return decoded_splits("CINIC", data_dir("CINIC"), splits, CINIC_CLASSES, 32)
-
-
-def mnist():
-    """Return the digits to train and to test on: uint8 images (N, 1, 28, 28)."""
-    from torchvision.datasets import MNIST  # slow to import
-
-    root = data_dir("MNIST").parent
-    try:
-        splits = [MNIST(root, train=train) for train in (True, False)]
-    except Exception as error:
-        raise UserError(
-            f"the data in {root / 'MNIST'} is damaged ({error}): delete it and "
-            "download it again"
-        ) from None
-    return [InMemory(split.data[:, None], split.targets) for split in splits]
-
-
-def cifar100():
-    """Return the images to train and to validate on: uint8 images (N, 3, 32, 32).
-
-    The files are pickles (https://www.cs.toronto.edu/~kriz/cifar.html). Raises
-    UserError if one is damaged.
-    """
-    folder, splits = data_dir("cifar-100-python"), []
-    try:
-        for file in (folder / "train", folder / "test"):
-            split = pickle.loads(file.read_bytes(), encoding="latin1")
-            images = torch.from_numpy(split["data"]).view(-1, 3, 32, 32)
-            splits.append(InMemory(images, torch.tensor(split["fine_labels"])))
-    except Exception as error:
-        raise UserError(
-            f"{file} is damaged ({error}): delete {folder} and download it again"
-        ) from None
-    return splits
+    folder, sets = data_dir(name), []
+    for split in splits:
+        file = prepared_file(folder, split, size)
+        if not file.exists():
+            raise UserError(
+                f"{folder} is not prepared, it has no {file.name}: type `python "
+                "download_data.py` on a login node"
+            )
+        try:
+            # Once from end to end: training reads here and there, which would be
+            # slow on a shared file system, and be counted as training.
+            with open(file, "rb") as whole:
+                while whole.read(1 << 24):
+                    pass
+            content = torch.load(file, mmap=True, weights_only=True)
+            sets.append(InMemory(content["images"], content["labels"]))
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
+        except Exception as error:
+            raise UserError(
+                f"{file} is damaged ({type(error).__name__}): delete it, and type "
+                "`python download_data.py` on a login node"
+            ) from None
+    return sets
 
 
 def make_loader(dataset, batch_size, device, sampler=None, shuffle=False, workers=0):
@@ -184,54 +104,10 @@ def pixel_values(device, *values):
     return torch.tensor(values, device=device).mul(255).view(len(values), -1, 1, 1)
 
 
-def normalise(images, mean=MEAN, std=STD):
+def normalise(images, mean, std):
     """Return uint8 images (N, C, H, W) as floats of about mean 0 and deviation 1.
 
     mean, std: of each channel, where 1 is 255.
     """
     mean, std = pixel_values(images.device, mean, std)
     return images.float().sub_(mean).div_(std)
-
-
-def normalise_digits(images):
-    """Return MNIST's images, normalised by the mean and deviation of its pixels."""
-    return normalise(images, (0.1307,), (0.3081,))
-
-
-def augment(images):
-    """Return normalised images (N, 3, H, W), scaled, sheared, some of them mirrored.
-
-    Scale 0.8 to 1.2, shear up to 0.2 of the height, both about the centre and drawn
-    for each image. What comes in from outside is 0, the mean colour.
-    """
-    n, device = len(images), images.device
-    scale = torch.empty(n, device=device).uniform_(0.8, 1.2)
-    shear = torch.empty(n, device=device).uniform_(-0.2, 0.2)
-    mirror = torch.randint(0, 2, (n,), device=device) * 2 - 1
-    theta = torch.zeros(n, 2, 3, device=device)
-    theta[:, 0, 0], theta[:, 0, 1], theta[:, 1, 1] = (
-        mirror / scale,
-        shear / scale,
-        1 / scale,
-    )
-    grid = F.affine_grid(theta, images.shape, align_corners=False)
-    return F.grid_sample(images, grid, align_corners=False)
-
-
-def crop_and_flip(images, padding=4):
-    """Return images (N, C, H, W), shifted by up to padding pixels, some mirrored.
-
-    Both are drawn for each image; what comes in from outside is 0. Torchvision's
-    RandomCrop(H, padding) and RandomHorizontalFlip() do so with one image at a time.
-    """
-    n, channels, height, width = images.shape
-    device = images.device
-    y, x = torch.randint(2 * padding + 1, (2, n, 1), device=device)
-    mirror = torch.randint(2, (n, 1), device=device, dtype=torch.bool)
-    rows, columns = (torch.arange(side, device=device) for side in (height, width))
-    rows = y + rows  # of the padded image, that pixels come from: (N, H)
-    columns = x + torch.where(mirror, columns.flip(0), columns)  # (N, W)
-    source = rows[:, :, None] * (width + 2 * padding) + columns[:, None]
-    source = source.view(n, 1, -1).expand(-1, channels, -1)
-    padded = F.pad(images, [padding] * 4).flatten(2)
-    return padded.gather(2, source).view(images.shape)

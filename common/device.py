@@ -15,9 +15,8 @@ def get_ranks():
     UserError if torchrun did not start this process.
     """
     try:
-        return tuple(
-            int(os.environ[k]) for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        )
+        names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+        return tuple(int(os.environ[name]) for name in names)
     except KeyError:
         raise UserError(
             f"{sys.argv[0]} wants one process per GPU: type `python -m "

@@ -1,14 +1,10 @@
-"""Fetches data sets and weights, on a login node: compute nodes have no network.
+"""What the download_data.py of the exercises share. They run on a login node.
 
-    python -m common.download dogs-vs-cats vgg16
-
-Data goes to DATADIR, or else to data/ here; weights go to torch.hub's folder. What
-breaks off goes on at the next call (MNIST and CIFAR-100 begin anew). Nothing has its
-name before it is whole.
+Data goes to DATADIR, or else to data/ in the repository. Nothing has its name before
+it is whole.
 """
 
 import hashlib
-import io
 import shutil
 import tarfile
 import urllib.error
@@ -16,23 +12,29 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+from tqdm import tqdm
+
 from common.cli import OptionParser, UserError
-from common.data import CINIC_CLASSES, data_root, read_photo
-from common.models import VGG16_URL, WEIGHTS
-
-DOGS_VS_CATS_URL = (
-    "https://download.microsoft.com/download/3/E/1/"
-    "3E1C3F21-ECDB-4869-8368-6DEBA77B919F/kagglecatsanddogs_5340.zip"
-)
-CINIC_URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
-CINIC_MD5 = "6ee4d0c996905fe93221de577967a372"
+from common.data import data_root, prepared_file
+from common.prepare import find_images, prepare
 
 
-def fetch(url, file, sha256="", md5=""):
+def download_options(doc):
+    """Return the parser of a download_data.py: --from FOLDER and --url ADDRESS."""
+    parser = OptionParser(doc)
+    text = "take it from this folder, which is only read"
+    parser.add_argument(
+        "--from", type=Path, metavar="FOLDER", dest="source", help=text
+    )
+    parser.add_argument("--url", metavar="ADDRESS", help="fetch it from elsewhere")
+    return parser
+
+
+def fetch(url, file, checksum="", algorithm="md5"):
     """Download url to this file, going on where an earlier call broke off.
 
-    sha256, md5: what the checksum begins with. Raises UserError, and leaves no file
-    of that name, if the server is out of reach or sends something else.
+    checksum: what it begins with, by an algorithm of hashlib. Raises UserError, and
+    leaves no file of that name, if the server is out of reach or sends another one.
     """
     part = file.with_name(f"{file.name}.part")
     total = have = part.stat().st_size if part.exists() else 0
@@ -42,173 +44,95 @@ def fetch(url, file, sha256="", md5=""):
         with urllib.request.urlopen(request, timeout=60) as reply:
             have *= reply.status == 206  # 200: all of it comes, from the start
             total = have + int(reply.headers["Content-Length"])
-            with open(part, "ab" if have else "wb") as out:
+            bar = tqdm(
+                total=total, initial=have, unit="B", unit_scale=1, disable=None
+            )
+            with open(part, "ab" if have else "wb") as out, bar:
                 while block := reply.read(1 << 20):
-                    have += out.write(block)
-                    print(f"\r{file.name}: {have / total:.0%}", end="", flush=True)
-        print()
+                    bar.update(out.write(block))
     except (OSError, ValueError) as error:
         if getattr(error, "code", 0) != 416:  # 416: there is no more than we have
             raise UserError(f"{url}: {error}; try again on a login node") from None
     if part.stat().st_size < total:
         raise UserError(f"{url} broke off: type the same again, and it goes on")
-    body = part.read_bytes()
-    checksum = (hashlib.md5 if md5 else hashlib.sha256)(body, usedforsecurity=False)
-    if not checksum.hexdigest().startswith(md5 or sha256):
+    found = hashlib.new(algorithm, part.read_bytes(), usedforsecurity=False)
+    if not found.hexdigest().startswith(checksum):
         part.unlink()
         raise UserError(f"{url} came damaged: type the same again, or another --url")
     part.rename(file)
 
 
-def dogs_vs_cats(url=DOGS_VS_CATS_URL):
-    """Fetch the 25,000 photos into dogs-vs-cats/train-2000/SPLIT/KIND/."""
-    target = data_root() / "dogs-vs-cats"
-    archive, unpacking = target.with_suffix(".zip"), target.with_suffix(".unpacking")
-    if target.exists():
+def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
+    """The command download_data.py: get image files, and prepare() them.
+
+    They come from --from FOLDER, or are in DATADIR/name already, or are fetched.
+    unpack(archive, folder) makes folder/SPLIT/CLASS/ of what is at url, and raises
+    UserError if it is not there; the folder is then named DATADIR/name/raw.
+    """
+    parser = download_options(doc)
+    text = "leave out images that cannot be read"
+    parser.add_argument("--skip-bad", action="store_true", help=text)
+    args = parser.parse_args()
+    target, first = data_root() / name, (splits[0], classes[0])
+    if all(prepared_file(target, split, size).exists() for split in splits):
         return print(f"{target} is there already")
-    if not archive.exists():
-        fetch(url, archive)
-    shutil.rmtree(unpacking, ignore_errors=True)
     try:
-        with zipfile.ZipFile(archive) as photos:
-            for kind in ("Cat", "Dog"):
-                unpack(photos, kind, unpacking / "train-2000")
-    except (zipfile.BadZipFile, UserError) as error:
+        source = find_images(args.source or target, *first)
+        if not source and args.source:
+            raise UserError(f"no {'/'.join(first)}/ in {args.source}: type another")
+        target.mkdir(parents=True, exist_ok=True)
+        if not source:
+            fetch_and_unpack(args.url or url, target / raw, unpack, md5)
+            source = find_images(target, *first)
+        prepare(source, target, splits, classes, size, args.skip_bad)
+    except OSError as error:
+        where = error.filename or target
+        raise UserError(
+            f"{where}: {error.strerror}; choose another DATADIR"
+        ) from None
+    print(f"{target} is ready")
+
+
+def fetch_and_unpack(url, folder, unpack, md5):
+    """Make a folder as download_images() says; raise UserError if that fails."""
+    archive, part = folder.parent / Path(url).name, folder.with_suffix(".part")
+    if not archive.exists():
+        fetch(url, archive, md5)
+    shutil.rmtree(part, ignore_errors=True)
+    print(f"Unpacking {archive}", flush=True)
+    try:
+        unpack(archive, part)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, UserError) as error:
         archive.unlink()
         raise UserError(f"{url} is not the archive ({error}): try --url") from None
-    unpacking.rename(target)
+    part.rename(folder)
     archive.unlink()
-    print(f"Unpacked to {target}")
 
 
-def unpack(photos, kind, target):
-    """Unpack PetImages/KIND/N.jpg of the zip file into the splits.
+def by_torchvision(doc, dataset, name, file, folder=""):
+    """The command download_data.py for a data set that torchvision fetches.
 
-    In the order of their numbers, without the few that do not decode, 1,000 are for
-    training, 500 for validation, and the rest for testing. Raises UserError if there
-    is no rest.
+    dataset: its class; name: of its folder, which gets this name when it is whole.
+    With --from FOLDER that has such a file in it or below, what is beside the file
+    is copied to folder in it.
     """
-    folder, count = f"PetImages/{kind}/", 0
-    names = [
-        n for n in photos.namelist() if n.startswith(folder) and n.endswith(".jpg")
-    ]
-    for name in sorted(names, key=lambda name: int(Path(name).stem)):
-        photo = photos.read(name)
-        try:
-            read_photo(io.BytesIO(photo), 150)
-        except UserError:
-            continue
-        split = "train" if count < 1000 else "validation" if count < 1500 else "test"
-        file = (
-            target / split / f"{kind.lower()}s" / f"{kind.lower()}.{Path(name).name}"
-        )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(photo)
-        count += 1
-    print(f"{kind}: {count} of {len(names)} photos decode")
-    if count <= 1500:
-        raise UserError(f"{count} photos in {folder}")
-
-
-def mnist(url=None, source=None):
-    """Fetch MNIST into MNIST/raw/, or copy it from a folder that holds it.
-
-    url: a mirror. Raises UserError, and leaves no MNIST/, if it is not whole.
-    """
-    from torchvision.datasets import MNIST  # slow to import
-
-    if url:
-        MNIST.mirrors = [url]
-    by_torchvision(MNIST, "MNIST", source, "t*-ubyte", "raw")
-
-
-def cifar100(url=None):
-    """Fetch CIFAR-100 into cifar-100-python/, from another address if you give one.
-
-    Raises UserError, and leaves no such folder, if it is not whole.
-    """
-    from torchvision.datasets import CIFAR100  # slow to import
-
-    if url:
-        CIFAR100.url = url
-    by_torchvision(CIFAR100, "cifar-100-python")
-
-
-def by_torchvision(dataset, name, source=None, pattern="*", folder=""):
-    """Let a data set of torchvision's fetch and check itself; then it has its name.
-
-    source: do not fetch, copy from here what has names of this pattern to folder.
-    """
+    args = download_options(doc).parse_args()
     target = data_root() / name
     unpacking = target.with_name(f"{name}.unpacking")
     if target.exists():
         return print(f"{target} is there already")
+    if args.url:  # one of them is what the class looks at
+        dataset.url, dataset.mirrors = args.url, [args.url]
     try:
-        if source:
+        if args.source:
             shutil.rmtree(unpacking, ignore_errors=True)
-            (unpacking / name / folder).mkdir(parents=True)
-            for file in Path(source).glob(f"**/{pattern}"):
-                shutil.copy(file, unpacking / name / folder)
+            for found in list(args.source.glob(f"**/{file}"))[:1]:
+                shutil.copytree(found.parent, unpacking / name / folder)
         for train in (True, False):  # checks that the files can be read
-            dataset(unpacking, train=train, download=not source)
+            dataset(unpacking, train=train, download=not args.source)
     except Exception as error:
-        where = f"in {source}" if source else "to be had here, try on a login node"
+        where = f"in {args.source}" if args.source else "here: try on a login node"
         raise UserError(f"no whole {name} {where} ({error})") from None
     (unpacking / name).rename(target)
     shutil.rmtree(unpacking)
-    print(f"Saved {target}")
-
-
-def cinic(url=CINIC_URL):
-    """Fetch the 270,000 images of CINIC-10 into CINIC/SPLIT/CLASS/."""
-    target = data_root() / "CINIC"
-    archive, unpacking = (
-        target.with_suffix(".tar.gz"),
-        target.with_suffix(".unpacking"),
-    )
-    if target.exists():
-        return print(f"{target} is there already")
-    if not archive.exists():
-        fetch(url, archive, md5=CINIC_MD5)
-    shutil.rmtree(unpacking, ignore_errors=True)
-    print(f"Unpacking {archive}: 270,000 files, this takes minutes", flush=True)
-    try:
-        with tarfile.open(archive) as images:
-            images.extraction_filter = getattr(tarfile, "data_filter", None)
-            images.extractall(unpacking)
-        for split in ("train", "valid", "test"):
-            for name in CINIC_CLASSES:
-                next((unpacking / split / name).glob("*.png"))
-    except (tarfile.TarError, EOFError, StopIteration) as error:
-        archive.unlink()
-        kind = type(error).__name__
-        raise UserError(f"{url} is not the archive ({kind}): try --url") from None
-    except OSError as error:
-        raise UserError(f"cannot unpack {archive}: {error}") from None
-    unpacking.rename(target)
-    archive.unlink()
-    print(f"Unpacked to {target}")
-
-
-def vgg16(url=VGG16_URL):
-    """Fetch the ImageNet weights of VGG16; their name holds the checksum."""
-    file = WEIGHTS["vgg16"]
-    if file.exists():
-        return print(f"{file} is there already")
-    fetch(url, file, sha256=file.stem.split("-")[1])
-    print(f"Saved {file}")
-
-
-def main():
-    names = {"dogs-vs-cats": dogs_vs_cats, "vgg16": vgg16, "MNIST": mnist}
-    names |= {"cifar-100-python": cifar100, "CINIC": cinic}
-    parser = OptionParser(__doc__)
-    parser.add_argument("names", nargs="+", choices=names, metavar="NAME")
-    parser.add_argument("--url", help="fetch it from another address")
-    args = parser.parse_args()
-    for name in args.names:
-        names[name](*[args.url] if args.url else [])
-
-
-if __name__ == "__main__":
-    main()
+    print(f"{target} is ready")

@@ -26,6 +26,8 @@ fi
 
 # What is printed is at once in the job's output.
 export PYTHONUNBUFFERED=1
+# TensorFlow: warnings and errors alone. oneDNN, for CPUs, always says that it is there.
+export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
 # torch.profiler: no messages of its own; one is an ERROR that there is no GPU.
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
@@ -33,6 +35,15 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # On the CPU: keep memory for the next step. To get it from the system anew in each step
 # costs a fifth of tinyvgg's time.
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
+
+# need_script "$@": a run script's first argument is a script, or its job ends here.
+need_script() {
+    if [[ ! -f ${1:-} ]]; then
+        local name=${SLURM_JOB_NAME:-${0##*/}} # in a job $0 is a copy
+        echo "Error: no script '${1:-}' in $PWD: type sbatch $name SCRIPT.py" >&2
+        exit 2
+    fi
+}
 
 # gpus N: outside of Slurm, and with fewer GPUs than N here, use N CPU cores instead.
 gpus() {

@@ -1,7 +1,6 @@
 """What a run says and leaves behind: lines, TensorBoard scalars, and its result."""
 
 import json
-import math
 import os
 import resource
 import statistics
@@ -10,9 +9,9 @@ import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from common.cli import UserError
-from common.metrics import means
 
 
 def rank0_print(line):
@@ -37,13 +36,7 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        args,
-        device,
-        world_size=1,
-        enabled=True,
-        scalars=True,
-        counts="images",
+        self, args, device, world_size=1, enabled=True, scalars=True, counts="images"
     ):
         """args: the script's options; args.batch_size is per GPU.
 
@@ -51,7 +44,8 @@ class RunLog:
         what its speed counts, say "tokens". Raises UserError if logs/ cannot be
         written.
         """
-        self.enabled, self.wipe, self.writer = enabled, "", Nothing()
+        self.enabled, self.writer = enabled, Nothing()
+        self.counts, self.fields = counts, {}
         if not enabled:
             return
         script = Path(sys.argv[0]).stem
@@ -71,7 +65,7 @@ class RunLog:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
         gpu = device.type != "cpu"
         unit = "GPU" if gpu else "CPU core"
-        self.device, self.epochs, self.counts = device, [], counts
+        self.device, self.epochs = device, []
         self.fields = {
             "script": script,
             "gpus": world_size,
@@ -88,37 +82,17 @@ class RunLog:
 
     def print(self, line):
         if self.enabled:
-            print(f"{self.wipe}{line}\n", end="", flush=True)
-            self.wipe = ""
+            with tqdm.external_write_mode():  # wipes a bar meanwhile
+                print(f"{line}\n", end="", flush=True)
 
-    def progress(self, done, of):
-        """Draw a bar, if this is a terminal; the next line of print() wipes it.
+    def bar(self, batches, total=None):
+        """Return these batches, to iterate over: on a terminal with a progress bar.
 
-        done, of: how many, of how many.
+        total: how many they are, if they cannot tell.
         """
-        if self.enabled and sys.stdout.isatty():
-            bar = f"{'#' * (40 * done // of):.<40}"
-            print(f"\r{bar} {done}/{of}", end="", flush=True)
-            self.wipe = "\r\x1b[K"  # go to the start of the line, and clear it
-
-    def iterations(self, done, total, sums, start):
-        """Report a part of an epoch, of which so many of all iterations are done.
-
-        sums: of batch_sums(), the whole job's since start, which time.perf_counter()
-        gave. This waits for the device.
-        """
-        if not self.enabled:
-            return
-        loss, images = means(sums)["loss"], int(sums[2])
-        seconds = time.perf_counter() - start
-        iteration = seconds / math.ceil(images / self.fields["batch"])
-        step = len(self.epochs) * total + done
-        self.writer.add_scalar("iterations/loss", loss, step)
-        self.writer.add_scalar("iterations/seconds", iteration, step)
-        line = f"Epoch {len(self.epochs) + 1} [{done}/{total}]: loss {loss:.4f}"
-        line += f", {iteration * 1e3:.1f} ms per iteration"
-        line += f", {images / seconds:.1f} images/s"
-        self.print(f"{line}, {peak_memory(self.device) / 1e9:.2f} GB")
+        hidden = None if self.enabled else True  # None: where there is no terminal
+        unit = {"unit": f" {self.counts}", "unit_scale": self.fields.get("batch", 1)}
+        return tqdm(batches, total=total, leave=False, disable=hidden, **unit)
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
@@ -176,20 +150,3 @@ def peak_memory(device):
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of the two systems
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def save_profile(profiler):
-    """As on_trace_ready of torch.profiler: save the trace, print the operators.
-
-    The trace goes to logs/profiler/trace.json; each of several processes has its
-    own, trace_rank0.json and so on. Rank 0 prints the ten costliest operators.
-    """
-    rank = os.environ.get("RANK")
-    name = "trace.json" if rank is None else f"trace_rank{rank}.json"
-    folder = Path("logs/profiler")
-    folder.mkdir(parents=True, exist_ok=True)
-    profiler.export_chrome_trace(str(folder / name))
-    kind = "device" if torch.accelerator.is_available() else "cpu"
-    costliest = {"sort_by": f"self_{kind}_time_total", "row_limit": 10}
-    rank0_print(profiler.key_averages().table(**costliest, max_name_column_width=40))
-    rank0_print(f"Trace saved to {folder / name}")

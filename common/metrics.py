@@ -26,12 +26,3 @@ def means(sums, *names):
     percent = [100 * number / count for number in correct]
     names = names or ("accuracy",)
     return {"loss": loss_sum / count, **dict(zip(names, percent, strict=True))}
-
-
-def top1_top5(scores, labels):
-    """Return which labels (N,) have the best score, and which one of the best five.
-
-    scores: (N, classes). Two bool tensors (N,).
-    """
-    hits = scores.topk(5).indices == labels[:, None]
-    return hits[:, 0], hits.any(dim=1)

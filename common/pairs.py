@@ -4,6 +4,8 @@ CIFAR = "cifar100_demo/train"
 MNIST = "mnist_multigpu/mnist"
 CINIC = "cinic_lab/cinic"
 INTRO = "dp_ddp_intro"
+KERAS = "dp_ddp_intro/tensorflow"
+SAMPLER = "dp_ddp_intro/solutions/ddp_with_sampler"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
 
@@ -27,16 +29,6 @@ PAIRS = [
     (f"{INTRO}/single.py", f"{INTRO}/dp.py", "DP", 6),
     (f"{INTRO}/single.py", f"{INTRO}/ddp.py", "DDP", 20),
     (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
-    (
-        f"{INTRO}/ddp_no_sampler.py",
-        f"{INTRO}/solutions/ddp_with_sampler.py",
-        "DDP",
-        6,
-    ),
-    (
-        f"{INTRO}/tensorflow/single.py",
-        f"{INTRO}/tensorflow/mirrored_strategy.py",
-        "MIRRORED",
-        6,
-    ),
+    (f"{INTRO}/ddp_no_sampler.py", f"{SAMPLER}.py", "DDP", 6),
+    (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py", "MIRRORED", 6),
 ]

@@ -13,8 +13,6 @@ import time
 
 import torch
 import torch.distributed as dist  # DDP: processes that talk to each other
-from dataset import random_sequences
-from model import Transformer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel  # DDP: the wrapper
 
@@ -23,6 +21,8 @@ from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: which process is this?
 from common.log import RunLog
 from common.metrics import batch_sums, means
+from dataset import random_sequences
+from model import Transformer
 
 
 def train(model, loader, optimizer, device):

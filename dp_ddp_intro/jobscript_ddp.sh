@@ -10,14 +10,10 @@
 #     bash jobscript_ddp.sh ddp.py [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f jobscript_ddp.sh ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 source common/env.sh
-[[ -f ${1:-} ]] ||
-    { echo "Error: no script '${1:-}' in $PWD: type sbatch jobscript_ddp.sh SCRIPT.py" >&2; exit 2; }
+need_script "$@"
 
 gpus 2
 exec "${PYTHON[@]}" -m common.torchrun --standalone \

@@ -10,13 +10,9 @@
 #     bash jobscript_dp.sh dp.py [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f jobscript_dp.sh ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 source common/env.sh
-[[ -f ${1:-} ]] ||
-    { echo "Error: no script '${1:-}' in $PWD: type sbatch jobscript_dp.sh SCRIPT.py" >&2; exit 2; }
+need_script "$@"
 
 exec "${PYTHON[@]}" "$@"

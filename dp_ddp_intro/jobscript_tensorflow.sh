@@ -11,16 +11,10 @@
 # The latter without Slurm; without GPUs: on CPU cores
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f jobscript_tensorflow.sh ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 FRAMEWORK=tensorflow
 source common/env.sh
-# Warnings and errors alone. oneDNN, which is for CPUs, always says that it is there.
-export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
-[[ -f ${1:-} ]] ||
-    { echo "Error: no script '${1:-}' in $PWD: type sbatch jobscript_tensorflow.sh SCRIPT.py" >&2; exit 2; }
+need_script "$@"
 
 exec "${PYTHON[@]}" "$@"

@@ -1,11 +1,11 @@
 """A small transformer that predicts the next token of a sequence."""
 
 import torch
-from dataset import VOCABULARY
 from torch import nn
 from torch.nn import functional as F
 
 from common.cli import UserError
+from dataset import VOCABULARY
 
 
 class Embedding(nn.Module):

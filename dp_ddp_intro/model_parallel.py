@@ -11,14 +11,14 @@ import time
 
 import torch
 import torch.distributed as dist
-from dataset import random_sequences
-from model import Transformer
 from torch.nn.functional import cross_entropy
 
 from common.cli import OptionParser, UserError, at_least
 from common.data import make_loader
 from common.device import get_device, get_ranks
 from common.log import rank0_print
+from dataset import random_sequences
+from model import Transformer
 
 
 def first_half(layers, pieces):

@@ -12,8 +12,6 @@ Without Slurm type bash in place of sbatch. Without a GPU add
 import time
 
 import torch
-from dataset import random_sequences
-from model import Transformer
 from torch.nn.functional import cross_entropy
 
 from common.cli import OptionParser, at_least
@@ -21,6 +19,8 @@ from common.data import make_loader
 from common.device import get_device
 from common.log import RunLog
 from common.metrics import batch_sums, means
+from dataset import random_sequences
+from model import Transformer
 
 
 def train(model, loader, optimizer, device):

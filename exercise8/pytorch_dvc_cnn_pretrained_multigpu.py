@@ -14,12 +14,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel  # DDP: averages gradients
 from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
 
+from backbones import load_features
 from common.cli import OptionParser, at_least
-from common.data import augment, dogs_vs_cats, make_loader, normalise
+from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: which process is this?
 from common.log import RunLog
 from common.metrics import batch_sums, means
-from common.models import load_features
+from dataset import MEAN, STD, augment, dogs_vs_cats
 
 
 class Classifier(nn.Module):
@@ -50,7 +51,7 @@ def train(model, loader, optimizer, device):
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
-        output = model(augment(normalise(images)))
+        output = model(augment(normalise(images, MEAN, STD)))
         loss = criterion(output, labels)
         optimizer.zero_grad()
         loss.backward()
@@ -68,7 +69,7 @@ def evaluate(model, loader, device):
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
-        output = model(normalise(images))
+        output = model(normalise(images, MEAN, STD))
         sums += batch_sums(criterion(output, labels), (output > 0) == (labels > 0))
     dist.all_reduce(sums)  # DDP: add up the sums of all processes
     return means(sums)

@@ -17,10 +17,11 @@ from torch.optim import lr_scheduler
 
 from common.checkpoint import can_write, save
 from common.cli import OptionParser, at_least
-from common.data import make_loader, mnist, normalise_digits
+from common.data import make_loader, normalise
 from common.device import get_device
 from common.log import RunLog
 from common.metrics import batch_sums, means
+from dataset import MEAN, STD, mnist
 
 # The learning rates are where one usually starts.
 OPTIMIZERS = {
@@ -60,7 +61,7 @@ def train(args, model, device, train_loader, optimizer, epoch):
     for batch, (data, target) in enumerate(train_loader, start=1):
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
-        output = model(normalise_digits(data))
+        output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
         optimizer.zero_grad()
         loss.backward()
@@ -80,7 +81,7 @@ def test(model, device, test_loader):
     for data, target in test_loader:
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
-        output = model(normalise_digits(data))
+        output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     tested = means(sums)

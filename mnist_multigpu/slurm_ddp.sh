@@ -13,11 +13,8 @@
 # LINE_PROFILE=1 in front makes each process write a line profile to logs/.
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f slurm_ddp.sh ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
 gpus 2

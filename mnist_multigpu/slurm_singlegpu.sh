@@ -12,11 +12,8 @@
 #     bash slurm_singlegpu.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
-cd "$(dirname "$0")"
-if [[ ! -e common ]]; then # Slurm runs a copy of this file, and knows where it was
-    command=$(squeue --noheader --format=%o --jobs="$SLURM_JOB_ID")
-    cd "$(dirname "${command%" $*"}")"
-fi
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f slurm_singlegpu.sh ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
 exec "${PYTHON[@]}" mnist_singlegpu.py "$@"

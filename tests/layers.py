@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, sys.argv[1])
 import model_parallel as module
+
 from dataset import random_sequences
 from model import Transformer
 

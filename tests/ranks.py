@@ -14,7 +14,6 @@ import pytest
 from conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "cinic_lab"
-sys.path.insert(0, str(FOLDER))
 
 
 @functools.cache
@@ -31,6 +30,7 @@ def server():
 def main_of(room, datadir, script, options, rank, ranks, port, patch):
     """In the new process: what `python SCRIPT OPTIONS` does, as one of the ranks."""
     os.chdir(room)
+    sys.path.insert(0, str(FOLDER))
     out = Path(f"{rank}.out").open("w", buffering=1)  # noqa: SIM115
     sys.stdout = sys.stderr = sys.__stderr__ = out
     os.environ["DATADIR"] = str(datadir)

@@ -26,11 +26,6 @@ seen = {"orders": [], "random": [], "evaluated": [], "buffers": []}
 train, evaluate = module.train, module.evaluate
 
 
-class NoLog:
-    def iterations(self, done, total, sums, start):
-        seen["loss"] = (sums[0] / sums[2]).item()
-
-
 def dry_train(args, model, device, train_loader, optimizer, log, profiler):
     """Move BatchNorm's means of this rank away from the others'; train nothing."""
     seen["orders"].append(list(train_loader.sampler))
@@ -47,7 +42,12 @@ def noting_evaluate(model, device, loader):
     return result
 
 
+def noting_report(log, done, total, sums, start):
+    seen["loss"] = (sums[0] / sums[2]).item()
+
+
 module.train, module.evaluate = dry_train, noting_evaluate
+module.report_iterations = noting_report
 # main() ends the group; what comes after needs it.
 destroy, dist.destroy_process_group = dist.destroy_process_group, lambda: None
 module.main()
@@ -65,8 +65,9 @@ for layer in model.modules():  # in eval mode whatever train() says
 seen["before"] = {k: v.clone() for k, v in model.state_dict().items()}
 wrapped = DistributedDataParallel(model) if world_size > 1 else model
 optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
-args = Namespace(steps=4)
-train(args, wrapped, torch.device("cpu"), loader, optimizer, NoLog(), None)
+args, cpu = Namespace(steps=4), torch.device("cpu")
+log = module.RunLog(args, cpu, enabled=False)
+train(args, wrapped, cpu, loader, optimizer, log, None)
 seen["after"] = model.state_dict()
 torch.save(seen, f"{rank}.pt")
 if world_size > 1:

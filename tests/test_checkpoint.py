@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import copy_room
+from conftest import load as load_module
 from ranks import Run
 
 from common import checkpoint
 from common.cli import UserError
 
+State = load_module("cinic_lab", "state").State
 # 100 images: 5 steps of 24 in an epoch, the last smaller; each process has a half.
 OPTIONS = "--epochs", 3, "--lr", 0.01, "--log-interval", 1
 
@@ -99,7 +101,7 @@ class Made:
         optimizer = torch.optim.SGD(self.model.parameters(), 0.1, 0.9)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
         device = torch.device("cpu")
-        self.state = checkpoint.State(
+        self.state = State(
             self.model, optimizer, scheduler, device, arch=arch, epochs=9
         )
 

@@ -16,15 +16,14 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, run, serving, torchrun
+from conftest import REPOSITORY, call, copy_room, load, run, serving, torchrun
 from test_steps import Watch
 
-from common import data, download
 from common.cli import UserError
 from common.compare import compare, read_runs
+from common.log import RunLog
 
 FOLDER = REPOSITORY / "cifar100_demo"
-sys.path.insert(0, str(FOLDER))
 QUICK = ("--arch", "resnet18", "--image-size", "40", "--batch-size", "16")
 
 
@@ -100,7 +99,7 @@ def test_one_gpu_with_its_profile_monitor_and_plots(room, sample, monkeypatch):
     for script in ("plot_utilisation.py", "plot_trace.py", "plot_images.py"):
         done = run([sys.executable, script], room, sample)
         assert done.returncode == 0, done.stderr
-    import plot_utilisation
+    plot_utilisation = load("cifar100_demo", "plot_utilisation")
 
     monkeypatch.chdir(room)
     (found,) = plot_utilisation.read_runs(times[0], times[-1] + 2, file)
@@ -189,11 +188,12 @@ def test_shares_buffers_and_gradients_of_three_processes(sample, tmp_path):
 
 
 def test_resized_on_the_device_as_torchvision_does_it(sample, monkeypatch):
-    import train_cifar100 as module
     from torchvision import transforms
 
+    module = load("cifar100_demo", "train_cifar100")
+
     monkeypatch.setenv("DATADIR", str(sample))
-    images, _ = data.cifar100()[0].__getitems__(range(8))
+    images, _ = module.cifar100()[0].__getitems__(range(8))
     model = module.Classifier("resnet18", 224, amp=False)
     model.resnet = torch.nn.Identity()
     output = model(images)
@@ -202,17 +202,17 @@ def test_resized_on_the_device_as_torchvision_does_it(sample, monkeypatch):
             transforms.ToPILImage(),
             transforms.Resize(224),
             transforms.ToTensor(),
-            transforms.Normalize(*data.CIFAR100),
+            transforms.Normalize(module.MEAN, module.STD),
         ]
     )
     expected = torch.stack([resize(image) for image in images])
-    deviation = torch.tensor(data.CIFAR100[1])[:, None, None]
+    deviation = torch.tensor(module.STD)[:, None, None]
     difference = ((output - expected) * deviation * 255).abs()
     assert difference.mean() < 2 and difference.max() < 2
 
 
 def test_amp_computes_in_bfloat16_and_returns_floats():
-    import train_cifar100 as module
+    module = load("cifar100_demo", "train_cifar100")
 
     for amp, kind in ((True, torch.bfloat16), (False, torch.float32)):
         model, kinds = module.Classifier("resnet18", 40, amp), []
@@ -223,13 +223,8 @@ def test_amp_computes_in_bfloat16_and_returns_floats():
         assert kinds == [kind] and output.dtype == torch.float32
 
 
-class NoLog:
-    def iterations(self, done, total, sums, start):
-        pass
-
-
 def test_nothing_in_a_step_waits_for_the_device():
-    import train_cifar100 as module
+    module = load("cifar100_demo", "train_cifar100")
 
     model = module.Classifier("resnet18", 40, amp=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -239,8 +234,13 @@ def test_nothing_in_a_step_waits_for_the_device():
         for _ in range(2):  # the first epoch fills caches
             watch.waits.clear()
             cpu = torch.device("cpu")
-            module.train(args, model, cpu, batches, optimizer, NoLog(), None)
+            log = RunLog(args, cpu, enabled=False)
+            module.train(args, model, cpu, batches, optimizer, log, None)
     assert watch.waits == []
+
+
+def cifar100():
+    return load("cifar100_demo", "dataset").cifar100()
 
 
 def test_sample_files_are_cifar100s(sample, monkeypatch):
@@ -251,7 +251,7 @@ def test_sample_files_are_cifar100s(sample, monkeypatch):
     monkeypatch.setattr(
         "torchvision.datasets.cifar.check_integrity", lambda *a: True
     )
-    for train, ours in zip((True, False), data.cifar100(), strict=True):
+    for train, ours in zip((True, False), cifar100(), strict=True):
         its = CIFAR100(sample, train=train)
         assert len(its) == len(ours) == (500 if train else 100)
         images, labels = ours.__getitems__([3, 50])
@@ -262,8 +262,9 @@ def test_sample_files_are_cifar100s(sample, monkeypatch):
 
 
 def test_parameters_and_flops_are_torchvisions():
-    import get_parameters
     from torchvision import models
+
+    get_parameters = load("cifar100_demo", "get_parameters")
 
     for arch in ("resnet18", "resnet152"):
         meta = models.get_model_weights(arch)["IMAGENET1K_V1"].meta
@@ -275,8 +276,9 @@ def test_parameters_and_flops_are_torchvisions():
 
 
 def test_activations_are_what_autograd_keeps():
-    import get_parameters
     from torchvision import models
+
+    get_parameters = load("cifar100_demo", "get_parameters")
 
     model, kept = models.resnet18(num_classes=100), {}
 
@@ -350,7 +352,7 @@ def fails(done, *words):
 def test_mistakes(room, sample, tmp_path):
     single = ["bash", "run_single_cifar.sh"]
     fails(run([*single, "--image-size", "8"], room, sample), "--image-size")
-    fails(run(single, room, tmp_path), "no data", "common.download cifar-100-python")
+    fails(run(single, room, tmp_path), "no data", "python download_data.py")
     fails(run([sys.executable, "train_ddp_cifar100.py"], room, sample), "torchrun")
     shutil.rmtree(room / "logs")
     (room / "logs").write_text("in the way")  # the monitor fails, too, and is silent
@@ -370,12 +372,13 @@ def test_damaged_data(size, sample, tmp_path, monkeypatch):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[:size])
         with pytest.raises(UserError, match=f"{name} is damaged .*: delete"):
-            data.cifar100()
+            cifar100()
 
 
 def test_download_from_a_server(sample, tmp_path, monkeypatch):
     from torchvision.datasets import CIFAR100
 
+    module = load("cifar100_demo", "download_data")
     served = tmp_path / "served"
     served.mkdir()
     archive = served / CIFAR100.filename
@@ -393,9 +396,19 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
     monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
     with serving(served) as url:
         with pytest.raises(UserError, match="login node"):
-            download.cifar100(f"{url}/gone.tar.gz")
+            call(module, "--url", f"{url}/gone.tar.gz")
         assert not (tmp_path / "data/cifar-100-python").exists()
-        download.cifar100(f"{url}/{archive.name}")
+        call(module, "--url", f"{url}/{archive.name}")
     (saved,) = (tmp_path / "data").iterdir()
     assert saved.name == "cifar-100-python"
-    assert len(data.cifar100()[0]) == 500
+    assert len(cifar100()[0]) == 500
+    # A copy that somebody has, from where it lies or from the folder above it.
+    for source in (saved, saved.parent):
+        monkeypatch.setenv("DATADIR", str(tmp_path / f"of-{source.name}"))
+        call(module, "--from", source)
+        assert len(cifar100()[1]) == 100
+    (saved / "test").write_bytes(b"half")
+    monkeypatch.setenv("DATADIR", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=f"no whole cifar-100-python in {saved}"):
+        call(module, "--from", saved)
+    assert not (tmp_path / "none/cifar-100-python").exists()

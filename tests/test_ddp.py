@@ -19,7 +19,7 @@ def load(folder, processes):
 @pytest.fixture(scope="module")
 def dry_runs(tmp_path_factory):
     """What 1 and 3 processes saw in 3 epochs of 320 images, and 100 to validate."""
-    data = draw(tmp_path_factory.mktemp("data"), 0.5)
+    data = draw(tmp_path_factory.mktemp("data"), 0.5, ["exercise8"])
     one, three = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("three")
     (one / "common").symlink_to(REPOSITORY / "common")
     (three / "common").symlink_to(REPOSITORY / "common")

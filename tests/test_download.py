@@ -6,13 +6,19 @@ import sys
 import tarfile
 import threading
 import zipfile
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from conftest import REPOSITORY, call, load, run
 from PIL import Image
 
-from common import data, download, models
+from common import download
 from common.cli import UserError
+
+PHOTOS = load("exercise8", "download_data")
+WEIGHTS = load("exercise8", "download_weights")
+CINIC = load("cinic_lab", "download_data")
 
 
 @pytest.fixture
@@ -75,7 +81,7 @@ def test_fetch_goes_on_where_it_broke_off(server, tmp_path, resumes):
         download.fetch(f"{server.url}/file", tmp_path / "file")
     assert not (tmp_path / "file").exists()
     sha256 = hashlib.sha256(body).hexdigest()
-    download.fetch(f"{server.url}/file", tmp_path / "file", sha256[:8])
+    download.fetch(f"{server.url}/file", tmp_path / "file", sha256[:8], "sha256")
     assert (tmp_path / "file").read_bytes() == body
     assert server.ranges == [0, 1000000]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -106,7 +112,7 @@ def test_fetch_without_a_server(server, url, tmp_path):
 def test_dogs_vs_cats(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DATADIR", str(tmp_path))
     server.files["/photos.zip"] = photos()
-    download.dogs_vs_cats(f"{server.url}/photos.zip")
+    call(PHOTOS, "--url", f"{server.url}/photos.zip")
     assert [path.name for path in tmp_path.iterdir()] == ["dogs-vs-cats"]
     root = tmp_path / "dogs-vs-cats/train-2000"
     for split, cats, dogs in (
@@ -119,7 +125,13 @@ def test_dogs_vs_cats(server, tmp_path, monkeypatch, capsys):
     assert (root / "train/cats/cat.1000.jpg").exists()  # in place of 666
     assert not list(root.glob("*/*/*.666.jpg"))
     assert (root / "test/dogs/dog.1502.jpg").exists()
-    download.dogs_vs_cats("http://localhost:1/never")
+    assert sorted(path.name for path in root.parent.iterdir()) == [
+        *("test-150.pt", "train-150.pt", "train-2000", "validation-150.pt")
+    ]
+    assert [len(part) for part in load("exercise8", "dataset").dogs_vs_cats()] == [
+        *(2000, 1000, 6)
+    ]
+    call(PHOTOS, "--url", "http://localhost:1/never")
     assert "is there already" in capsys.readouterr().out
 
 
@@ -132,35 +144,33 @@ def test_what_is_not_the_archive_is_never_taken_for_data(
     monkeypatch.setenv("DATADIR", str(tmp_path))
     server.files["/photos.zip"] = body
     with pytest.raises(UserError, match=r"not the archive"):
-        download.dogs_vs_cats(f"{server.url}/photos.zip")
-    assert not (tmp_path / "dogs-vs-cats").exists()
-    assert not (tmp_path / "dogs-vs-cats.zip").exists()
+        call(PHOTOS, "--url", f"{server.url}/photos.zip")
+    (folder,) = tmp_path.iterdir()  # and in it nothing that looks like data
+    assert {path.name for path in folder.iterdir()} <= {"train-2000.part"}
     server.files["/photos.zip"] = photos()
-    download.dogs_vs_cats(f"{server.url}/photos.zip")
-    assert (tmp_path / "dogs-vs-cats").exists()
+    call(PHOTOS, "--url", f"{server.url}/photos.zip")
+    assert (tmp_path / "dogs-vs-cats/train-2000").exists()
 
 
 def test_vgg16(server, tmp_path, monkeypatch):
     body = b"the weights"
     name = f"vgg16-{hashlib.sha256(body).hexdigest()[:8]}.pth"
-    monkeypatch.setitem(models.WEIGHTS, "vgg16", tmp_path / "hub" / name)
-    server.files["/weights"] = body
-    download.vgg16(f"{server.url}/weights")
+    monkeypatch.setitem(WEIGHTS.WEIGHTS, "vgg16", tmp_path / "hub" / name)
+    server.files["/weights"], server.breaks = body, [5]
+    for _ in range(2):  # the first one breaks off
+        with suppress(UserError):
+            call(WEIGHTS, "--url", f"{server.url}/weights")
     assert (tmp_path / "hub" / name).read_bytes() == body
+    assert server.ranges == [0, 5]
+    call(WEIGHTS, "--url", "http://localhost:1/never")  # it is there already
 
 
-def test_the_command(tmp_path):
-    from conftest import REPOSITORY, run
-
-    command = [sys.executable, "-m", "common.download"]
-    done = run([*command, "mnist8k"], REPOSITORY, tmp_path)
-    assert done.returncode == 2 and "dogs-vs-cats" in done.stderr
-    done = run(
-        [*command, "dogs-vs-cats", "--url", "http://localhost:1/x"],
-        REPOSITORY,
-        tmp_path,
-    )
+@pytest.mark.parametrize("exercise", ["exercise8", "cifar100_demo"])
+def test_the_command_without_a_network(exercise, tmp_path):
+    command = [sys.executable, "download_data.py", "--url", "http://localhost:1/x"]
+    done = run(command, REPOSITORY / exercise, tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "login node" in done.stderr and "Error: " in done.stderr
 
 
 def cinic_archive(classes):
@@ -178,27 +188,26 @@ def cinic_archive(classes):
 
 
 def test_cinic(server, tmp_path, monkeypatch, capsys):
-    from conftest import REPOSITORY, run
-
-    body = cinic_archive(data.CINIC_CLASSES)
+    dataset = load("cinic_lab", "dataset")
+    body = cinic_archive(dataset.CLASSES)
     monkeypatch.setenv("DATADIR", str(tmp_path))
-    monkeypatch.setattr(download, "CINIC_MD5", hashlib.md5(body).hexdigest())
-    server.files["/cinic.tar.gz"], server.breaks = body, [300]
-    url = f"{server.url}/cinic.tar.gz"
+    server.files["/cinic.tar.gz"], server.breaks = body, [300, len(body)]
+    url = "--url", f"{server.url}/cinic.tar.gz"
+    with pytest.raises(UserError, match="came damaged"):  # it is not Edinburgh's
+        call(CINIC, *url)
+    assert list((tmp_path / "CINIC").iterdir()) == []
+    monkeypatch.setattr(CINIC, "MD5", hashlib.md5(body).hexdigest())
     with pytest.raises(UserError, match=r"broke off|IncompleteRead"):
-        download.cinic(url)
-    assert not (tmp_path / "CINIC").exists()
-    download.cinic(url)  # goes on
-    assert server.ranges == [0, 300]
-    assert [path.name for path in tmp_path.iterdir()] == ["CINIC"]
-    assert [len(part) for part in data.cinic()] == [10, 10, 10]
-    download.cinic("http://localhost:1/never")
+        call(CINIC, *url)
+    assert [path.suffix for path in (tmp_path / "CINIC").iterdir()] == [".part"]
+    call(CINIC, *url)  # goes on
+    assert server.ranges == [0, 0, 300]
+    assert sorted(path.name for path in (tmp_path / "CINIC").iterdir()) == [
+        *("CINIC-10", "test-32.pt", "train-32.pt", "valid-32.pt")
+    ]
+    assert [len(part) for part in dataset.cinic()] == [10, 10, 10]
+    call(CINIC, "--url", "http://localhost:1/never")
     assert "is there already" in capsys.readouterr().out
-    # What students type; and an archive that is another one has another checksum.
-    command = [sys.executable, "download.py", "cinic", "--url", url]
-    done = run(command, REPOSITORY / "cinic_lab", tmp_path / "new")
-    assert done.returncode == 2 and "came damaged" in done.stderr
-    assert not list((tmp_path / "new").iterdir())
 
 
 @pytest.mark.parametrize("body", [b"no archive", cinic_archive(["cat", "dog"])])
@@ -206,8 +215,11 @@ def test_what_is_not_cinic_is_never_taken_for_it(
     body, server, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DATADIR", str(tmp_path))
-    monkeypatch.setattr(download, "CINIC_MD5", hashlib.md5(body).hexdigest())
+    monkeypatch.setattr(CINIC, "MD5", hashlib.md5(body).hexdigest())
     server.files["/cinic.tar.gz"] = body
     with pytest.raises(UserError, match="not the archive"):
-        download.cinic(f"{server.url}/cinic.tar.gz")
-    assert {path.suffix for path in tmp_path.iterdir()} <= {".unpacking"}
+        call(CINIC, "--url", f"{server.url}/cinic.tar.gz")
+    left = {path.name for path in (tmp_path / "CINIC").iterdir()}
+    assert left <= {"CINIC-10.part"}
+    with pytest.raises(UserError, match=r"no data|not prepared"):
+        load("cinic_lab", "dataset").cinic()

@@ -17,8 +17,7 @@ def fails(done, *words):
     assert done.stderr.startswith("Error: ")
     for word in words:
         assert word in done.stderr, done.stderr
-    said = done.stdout.splitlines()
-    assert all(line.startswith("Decoding ") for line in said), said
+    assert done.stdout == ""
 
 
 @pytest.fixture
@@ -33,26 +32,22 @@ def test_no_data(launch, script, room, tmp_path):
     fails(
         done,
         "no data",
-        "python -m common.download dogs-vs-cats",
-        "common.sample_data",
+        "python download_data.py",
+        "python sample_data.py",
     )
     assert not (room / "logs").exists()
 
 
-def test_half_unpacked(room, broken):
-    shutil.rmtree(broken / "dogs-vs-cats/train-2000/test/dogs")
-    done = run(["bash", "run.sh", ONE, *QUICK], room, broken)
-    fails(done, "incomplete", "test/dogs", "download it again")
+@pytest.mark.parametrize("launch, script", [("run.sh", ONE), ("run-2gpus.sh", TWO)])
+def test_images_that_are_not_prepared(launch, script, room, broken):
+    file = broken / "dogs-vs-cats/test-150.pt"
+    file.unlink()
+    done = run(["bash", launch, script, *QUICK], room, broken)
+    fails(done, "not prepared", file.name, "python download_data.py")
+    file.write_bytes(b"half a file")
+    done = run(["bash", launch, script, *QUICK], room, broken)
+    fails(done, str(file), "damaged", "delete it", "python download_data.py")
     assert not (room / "logs").exists()
-
-
-def test_damaged_photo(room, broken):
-    photo = next((broken / "dogs-vs-cats/train-2000/train/cats").iterdir())
-    photo.write_bytes(photo.read_bytes()[:200])
-    done = run(["bash", "run-2gpus.sh", TWO, *QUICK], room, broken)
-    assert done.returncode == 2
-    assert f"Error: {photo}" in done.stderr and "delete it" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("launch, script", [("run.sh", ONE), ("run-2gpus.sh", TWO)])
@@ -60,9 +55,7 @@ def test_no_weights_and_no_network(launch, script, room, sample, tmp_path):
     done = run(
         ["bash", launch, script], room, sample, TORCH_HOME=str(tmp_path / "none")
     )
-    fails(
-        done, "no weights", "python -m common.download vgg16", "--backbone tinyvgg"
-    )
+    fails(done, "no weights", "python download_weights.py", "--backbone tinyvgg")
     assert not (room / "logs").exists()
 
 

@@ -11,12 +11,11 @@ from itertools import chain
 
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, run, serving, torchrun
+from conftest import REPOSITORY, call, copy_room, load, run, serving, torchrun
 
-from common import data, download
 from common.cli import UserError
+from common.data import normalise
 
-sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
 QUICK = ("--epochs", "1", "--batch-size", "64", "--log-interval", "3")
 
 
@@ -78,7 +77,7 @@ def test_ddp_and_a_profile_of_each_rank(launch, room, sample):
     for rank in (0, 1):
         assert "train at line" in (room / f"logs/rank{rank}.txt").read_text()
         assert (room / f"logs/rank{rank}.lprof").exists()
-    import mnist_singlegpu as module
+    module = load("mnist_multigpu", "mnist_singlegpu")
 
     model = module.make_model()
     model.load_state_dict(torch.load(room / "mnist_cnn.pt"))
@@ -144,7 +143,7 @@ def test_shares_of_three_processes(sample, tmp_path):
 @pytest.mark.parametrize("optimizer", ["adadelta", "adam", "rmsprop"])
 @pytest.mark.parametrize("scheduler", ["step", "exponential", "cosine"])
 def test_optimizers_and_schedules(optimizer, scheduler):
-    import mnist_singlegpu as module
+    module = load("mnist_multigpu", "mnist_singlegpu")
 
     model = torch.nn.Linear(2, 1)
     chosen = module.OPTIMIZERS[optimizer](model.parameters(), None)
@@ -163,8 +162,9 @@ def test_optimizers_and_schedules(optimizer, scheduler):
 
 def test_the_network_is_the_one_of_the_text():
     """ReLU and max-pooling change places, which changes no number."""
-    import mnist_singlegpu as module
     from torch import nn
+
+    module = load("mnist_multigpu", "mnist_singlegpu")
 
     torch.manual_seed(0)
     model = module.make_model().eval()
@@ -186,14 +186,15 @@ def test_the_network_is_the_one_of_the_text():
 
 def test_digits_are_in_memory(sample, monkeypatch):
     monkeypatch.setenv("DATADIR", str(sample))
-    train_set, test_set = data.mnist()
+    dataset = load("mnist_multigpu", "dataset")
+    train_set, test_set = dataset.mnist()
     assert (len(train_set), len(test_set)) == (600, 100)
     images, labels = train_set.__getitems__([5, 9])
     assert images.shape == (2, 1, 28, 28) and images.dtype == torch.uint8
     assert labels.dtype == torch.int64 and set(train_set.labels.tolist()) == set(
         range(10)
     )
-    digits = data.normalise_digits(images)
+    digits = normalise(images, dataset.MEAN, dataset.STD)
     torch.testing.assert_close(digits, (images / 255 - 0.1307) / 0.3081)
 
 
@@ -210,17 +211,20 @@ def single(room, datadir, *options):
 
 
 def test_no_data(room, tmp_path):
-    fails(single(room, tmp_path), "no data", "common.download MNIST")
+    fails(single(room, tmp_path), "no data", "python download_data.py")
 
 
-@pytest.mark.parametrize("size", [0, 5, 1000])
-def test_damaged_data(size, room, sample, tmp_path):
-    broken = shutil.copytree(sample / "MNIST", tmp_path / "broken/MNIST")
+@pytest.mark.parametrize("size", [0, 5, 1000, None])
+def test_damaged_data(size, sample, tmp_path, monkeypatch):
+    broken = shutil.copytree(sample / "MNIST", tmp_path / "MNIST")
     file = broken / "raw/train-images-idx3-ubyte"
-    file.write_bytes(file.read_bytes()[:size])
-    fails(single(room, broken.parent), "damaged", "delete it")
+    body = file.read_bytes()
     file.unlink()
-    fails(single(room, broken.parent), "damaged", "delete it")
+    if size is not None:
+        file.write_bytes(body[:size])
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"damaged .*delete it"):
+        load("mnist_multigpu", "dataset").mnist()
 
 
 @pytest.mark.parametrize("option", [("--epochs", "0"), ("--batch-size", "-3")])
@@ -234,28 +238,30 @@ def test_a_model_that_cannot_be_saved(room, sample):
     assert not (room / "logs").exists()
 
 
-def test_download_copies_a_folder(room, sample, tmp_path):
-    target = tmp_path / "data"
-    command = [sys.executable, "download_data.py", "--from"]
-    fails(run([*command, tmp_path / "none"], room, target), "none")
+def test_download_copies_a_folder(sample, tmp_path, monkeypatch):
+    target, module = tmp_path / "data", load("mnist_multigpu", "download_data")
+    monkeypatch.setenv("DATADIR", str(target))
+    with pytest.raises(UserError, match="none"):
+        call(module, "--from", tmp_path / "none")
     assert not (target / "MNIST").exists()
     for folder in (sample, sample / "MNIST", sample / "MNIST/raw"):
         shutil.rmtree(target, ignore_errors=True)
-        done = run([*command, folder], room, target)
-        assert done.returncode == 0, done.stderr
+        call(module, "--from", folder)
         assert [path.name for path in target.iterdir()] == ["MNIST"]
         assert len(list((target / "MNIST/raw").iterdir())) == 4
     shutil.rmtree(target)
     half = shutil.copytree(sample / "MNIST", tmp_path / "half")
     file = half / "raw/t10k-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:99])
-    fails(run([*command, half], room, target), "no whole MNIST in")
+    with pytest.raises(UserError, match="no whole MNIST in"):
+        call(module, "--from", half)
     assert not (target / "MNIST").exists()
 
 
 def test_download_from_a_server(sample, tmp_path, monkeypatch):
     from torchvision.datasets import MNIST
 
+    module = load("mnist_multigpu", "download_data")
     served = tmp_path / "served"
     served.mkdir()
     resources = []
@@ -270,9 +276,9 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
         gone = served / resources[-1][0]
         gone.rename(tmp_path / "gone")  # it breaks off at the last file
         with pytest.raises(UserError, match=r"login node"):
-            download.mnist(f"{url}/")
+            call(module, "--url", f"{url}/")
         assert not (tmp_path / "data/MNIST").exists()
         (tmp_path / "gone").rename(gone)
-        download.mnist(f"{url}/")
+        call(module, "--url", f"{url}/")
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["MNIST"]
-    assert len(data.mnist()[0]) == 600
+    assert len(load("mnist_multigpu", "dataset").mnist()[0]) == 600

@@ -4,11 +4,12 @@ import sys
 
 import pytest
 import torch
-from conftest import REPOSITORY, run
+from conftest import REPOSITORY, load, run
 
-from common import models
 from common.cli import UserError
-from common.models import load_features
+
+models = load("exercise8", "backbones")
+load_features = models.load_features
 
 
 @pytest.mark.parametrize("backbone, channels", [("vgg16", 512), ("tinyvgg", 64)])
@@ -64,7 +65,7 @@ def test_the_script_that_trains_tinyvgg(tmp_path):
         tmp_path / "new.pt",
     ]
     done = run(
-        [sys.executable, "train_tinyvgg.py", *options], REPOSITORY / "tinyvgg"
+        [sys.executable, "train_tinyvgg.py", *options], REPOSITORY / "exercise8"
     )
     assert done.returncode == 0, done.stderr
     new = torch.load(tmp_path / "new.pt")

@@ -55,7 +55,7 @@ def test_a_run(launch, script, processes, batch, room, sample):
 
 
 def test_eight_processes_on_a_laptop(room, tmp_path):
-    data = draw(tmp_path / "data", 0.02)
+    data = draw(tmp_path / "data", 0.02, ["exercise8"])
     script = f"{NAME}_multigpu.py"
     done = run(["bash", "run-8gpus.sh", script, *QUICK], room, data)
     assert done.returncode == 0, done.stderr
@@ -63,7 +63,7 @@ def test_eight_processes_on_a_laptop(room, tmp_path):
 
 
 def test_vgg16_and_another_working_directory(room, tmp_path):
-    data = draw(tmp_path / "data", 0.01)
+    data = draw(tmp_path / "data", 0.01, ["exercise8"])
     options = ["--weights", "none", "--epochs", 1, "--finetune-epochs", 1]
     done = run(["bash", room / "run.sh", f"{NAME}.py", *options], "/", data)
     assert done.returncode == 0, done.stderr
@@ -71,7 +71,7 @@ def test_vgg16_and_another_working_directory(room, tmp_path):
 
 
 def test_training_learns_on_drawn_cats_and_dogs(room, tmp_path):
-    data = draw(tmp_path / "data", 0.5)
+    data = draw(tmp_path / "data", 0.5, ["exercise8"])
     options = ["--backbone", "tinyvgg", "--epochs", 3, "--finetune-epochs", 0]
     done = run(["bash", "run-2gpus.sh", f"{NAME}_multigpu.py", *options], room, data)
     assert done.returncode == 0, done.stderr

@@ -1,15 +1,12 @@
 """Nothing in a training step waits for the device."""
 
-import sys
-
 import pytest
 import torch
-from conftest import REPOSITORY
+from conftest import load
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.metrics import batch_sums, means
 
-sys.path.insert(0, str(REPOSITORY / "exercise8"))
 # What reads a number from the device, or copies one to it in the host's good time.
 WAITS = {
     "_local_scalar_dense",
@@ -32,8 +29,7 @@ class Watch(TorchDispatchMode):
 
 
 def script():
-    import pytorch_dvc_cnn_pretrained as module
-
+    module = load("exercise8", "pytorch_dvc_cnn_pretrained")
     model = module.Classifier("tinyvgg", "none")
     optimizer = torch.optim.RMSprop(model.parameters(), 1e-5)
     return module, model, optimizer

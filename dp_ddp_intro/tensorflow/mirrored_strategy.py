@@ -8,11 +8,11 @@ Without Slurm type bash in place of sbatch. Without a GPU add
 """
 
 import tensorflow as tf
+
+from common.cli import OptionParser, at_least
 from dataset import random_sequences
 from model import make_model
 from report import Report, get_devices
-
-from common.cli import OptionParser, at_least
 
 
 def main():

@@ -1,9 +1,9 @@
 """The transformer of ../model.py, in Keras."""
 
-from dataset import VOCABULARY
 from keras import Input, Model, layers, losses, ops, optimizers
 
 from common.cli import UserError
+from dataset import VOCABULARY
 
 
 class Embedding(layers.Layer):

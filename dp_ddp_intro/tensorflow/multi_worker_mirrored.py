@@ -10,12 +10,12 @@ import os
 import sys
 
 import tensorflow as tf
-from dataset import random_sequences
 from keras.utils import set_random_seed
-from model import make_model
-from report import Report
 
 from common.cli import OptionParser, UserError, at_least
+from dataset import random_sequences
+from model import make_model
+from report import Report
 
 
 def make_strategy():

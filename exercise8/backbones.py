@@ -16,7 +16,7 @@ CHANNELS = {"vgg16": VGG16, "tinyvgg": [c if c == "M" else c // 8 for c in VGG16
 VGG16_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
 WEIGHTS = {
     "vgg16": Path(torch.hub.get_dir(), "checkpoints", Path(VGG16_URL).name),
-    "tinyvgg": Path(__file__).with_name("tinyvgg.pt"),
+    "tinyvgg": Path(__file__).resolve().with_name("tinyvgg.pt"),
 }
 
 
@@ -25,7 +25,7 @@ def load_features(backbone, weights="imagenet"):
 
     They map normalised images (N, 3, H, W) to (N, 512 or 64, H // 32, W // 32).
     weights "none" leaves them random; those of tinyvgg come from drawn shapes, not
-    from ImageNet (tinyvgg/train_tinyvgg.py). Nothing is downloaded, as compute nodes
+    from ImageNet (train_tinyvgg.py). Nothing is downloaded, as compute nodes
     have no network: raises UserError if the weights are missing or damaged.
     """
     # Not torchvision's: to import it takes each process as long as PyTorch itself.
@@ -42,8 +42,8 @@ def load_features(backbone, weights="imagenet"):
     file = WEIGHTS[backbone]
     if backbone == "vgg16" and not file.exists():
         raise UserError(
-            f"no weights in {file}: type `python -m common.download vgg16` where "
-            "there is a network, or add --backbone tinyvgg"
+            f"no weights in {file}: type `python download_weights.py` on a login "
+            "node, or add --backbone tinyvgg"
         )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""Trains tinyvgg's weights, common/tinyvgg.pt, on drawn shapes and textures.
+"""Trains tinyvgg's weights, tinyvgg.pt, on drawn shapes and textures.
 
     python train_tinyvgg.py        # half an hour on two cores
 
@@ -18,8 +18,9 @@ from torch import nn
 from torchvision.models import vgg
 from torchvision.transforms.functional import pil_to_tensor
 
+from backbones import CHANNELS, WEIGHTS
 from common.data import normalise
-from common.models import CHANNELS, WEIGHTS
+from dataset import MEAN, STD
 
 SIZE = 96
 TEXTURES = (
@@ -158,7 +159,7 @@ def main():
         model.train()
         order = torch.randperm(args.images - held_out) + held_out
         for batch in order[: batches * args.batch_size].view(batches, -1):
-            output = model(normalise(images[batch])).view(-1, 10, 3)
+            output = model(normalise(images[batch], MEAN, STD)).view(-1, 10, 3)
             loss = nn.functional.cross_entropy(output, labels[batch])
             optimizer.zero_grad()
             loss.backward()
@@ -166,7 +167,11 @@ def main():
             scheduler.step()
         model.eval()
         with torch.inference_mode():
-            guesses = model(normalise(images[:held_out])).view(-1, 10, 3).argmax(1)
+            guesses = (
+                model(normalise(images[:held_out], MEAN, STD))
+                .view(-1, 10, 3)
+                .argmax(1)
+            )
         right = (guesses == labels[:held_out]).float().mean(0) * 100
         print(
             f"epoch {epoch + 1}: loss {loss:.3f}, right on held out: shape "

@@ -1,0 +1,48 @@
+"""What the scripts report within an epoch: speed, loss, and a profile."""
+
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from common.log import peak_memory, rank0_print
+from common.metrics import means
+
+
+def report_iterations(log, done, total, sums, start):
+    """Print and log a part of an epoch, of which so many of all iterations are done.
+
+    log: the RunLog; sums: of batch_sums(), the whole job's since start, which
+    time.perf_counter() gave. This waits for the device.
+    """
+    if not log.enabled:
+        return
+    loss, images = means(sums)["loss"], int(sums[2])
+    seconds = time.perf_counter() - start
+    iteration = seconds / math.ceil(images / log.fields["batch"])
+    step = len(log.epochs) * total + done
+    log.writer.add_scalar("iterations/loss", loss, step)
+    log.writer.add_scalar("iterations/seconds", iteration, step)
+    line = f"Epoch {len(log.epochs) + 1} [{done}/{total}]: loss {loss:.4f}"
+    line += f", {iteration * 1e3:.1f} ms per iteration"
+    line += f", {images / seconds:.1f} images/s"
+    log.print(f"{line}, {peak_memory(log.device) / 1e9:.2f} GB")
+
+
+def save_profile(profiler):
+    """As on_trace_ready of torch.profiler: save the trace, print the operators.
+
+    The trace goes to logs/profiler/trace.json; each of several processes has its
+    own, trace_rank0.json and so on. Rank 0 prints the ten costliest operators.
+    """
+    rank = os.environ.get("RANK")
+    name = "trace.json" if rank is None else f"trace_rank{rank}.json"
+    folder = Path("logs/profiler")
+    folder.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(folder / name))
+    kind = "device" if torch.accelerator.is_available() else "cpu"
+    costliest = {"sort_by": f"self_{kind}_time_total", "row_limit": 10}
+    rank0_print(profiler.key_averages().table(**costliest, max_name_column_width=40))
+    rank0_print(f"Trace saved to {folder / name}")

@@ -1,0 +1,41 @@
+"""Fetches the 270,000 images of CINIC-10, and prepares them for the scripts.
+
+    python download_data.py                 # from Edinburgh, 690 MB
+    python download_data.py --from FOLDER   # that holds train/, valid/ and test/
+
+Do this once, on a login node: compute nodes mostly have no network. It goes to
+DATADIR, or else to data/ in the repository. If it breaks off, type it again.
+"""
+
+import tarfile
+from itertools import product
+
+from tqdm import tqdm
+
+from common.cli import UserError
+from common.download import download_images
+from common.prepare import find_images
+from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
+
+URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
+MD5 = "6ee4d0c996905fe93221de577967a372"
+
+
+def unpack(archive, folder):
+    """Unpack SPLIT/CLASS/*.png; raise UserError if one of these is missing."""
+    with tarfile.open(archive) as images:
+        images.extraction_filter = getattr(tarfile, "data_filter", None)
+        members = tqdm(images, unit=" files", total=270_000, disable=None)
+        images.extractall(folder, members)
+    root = find_images(folder, SPLITS[0], CLASSES[0]) or folder
+    for split, name in product(SPLITS, CLASSES):
+        if not (root / split / name).is_dir():
+            raise UserError(f"no {split}/{name} in it")
+
+
+def main():
+    download_images(__doc__, NAME, RAW, URL, unpack, SPLITS, CLASSES, SIZE, MD5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Draws a small stand-in for MNIST, in its files' format.
+
+    python sample_data.py [--to FOLDER] [--scale 0.1]
+
+It goes to data/sample in the repository. The same images are drawn every time.
+"""
+
+import struct
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from common.drawing import draw_data_set
+
+
+def draw_digit(rng, digit):
+    """Return an image (28, 28) of a digit: its size, place and tilt are random."""
+    image = Image.new("L", (56, 56))
+    font = ImageFont.load_default(rng.uniform(30, 46))
+    ImageDraw.Draw(image).text((28, 28), str(digit), 255, font, "mm")
+    turn, shift = rng.uniform(-15, 15), tuple(rng.uniform(-6, 6, 2))
+    image = image.rotate(turn, Image.BILINEAR, translate=shift)
+    return np.asarray(image.resize((28, 28), Image.BILINEAR))
+
+
+def draw_files(folder, scale):
+    """Draw digits in MNIST's files: at scale 1, 6,000 to train and 1,000 to test."""
+    (folder / "raw").mkdir(parents=True)
+    for name, count in {
+        "train": round(6000 * scale),
+        "t10k": round(1000 * scale),
+    }.items():
+        rng = np.random.default_rng(len(name))
+        labels = rng.integers(0, 10, count, dtype=np.uint8)
+        images = np.stack([draw_digit(rng, digit) for digit in labels])
+        for kind, array in {"images": images, "labels": labels}.items():
+            # IDX: two zeros, 8 for uint8, the number of dimensions; sizes; the data
+            # (http://yann.lecun.com/exdb/mnist).
+            header = struct.pack(
+                f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape
+            )
+            file = folder / "raw" / f"{name}-{kind}-idx{array.ndim}-ubyte"
+            file.write_bytes(header + array.tobytes())
+
+
+def main():
+    draw_data_set(__doc__, "MNIST", draw_files)
+
+
+if __name__ == "__main__":
+    main()
