@@ -1,7 +1,10 @@
-"""Measures the training scripts against their ceilings, and prints one table.
+"""Measures the training scripts against their ceilings, and the plain way.
 
-make bench
-DATADIR=/path/to/photos make bench
+    make bench
+    DATADIR=/path/to/data make bench BENCH="--only exercise8 --only cinic_lab"
+
+Prints each row when it is measured, and keeps it in results/. Exercises whose data
+are not in DATADIR are measured on drawings; their rows say so.
 """
 
 import json
@@ -10,77 +13,109 @@ import re
 import subprocess
 import sys
 import time
-from itertools import chain
 from pathlib import Path
 
-import cifar
-import intro
-import mnist
 import torch
-import torch.distributed as dist
-from measure import table
+from measure import HEAD, line
 
-import cinic_lab
-import exercise8
 from common.cli import OptionParser, at_least
+from common.data import REPOSITORY, SAMPLES, data_root
 from common.device import get_device
 
-RESULTS = Path(__file__).parent / "results"
-
-
-def scaling(repeats):
-    """The part of each process of torchrun: rank 0 prints the rows."""
-    get_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group()
-    parts = [exercise8.scaling(name, repeats) for name in exercise8.BACKBONES]
-    for exercise in (mnist, cifar, cinic_lab, intro):
-        parts.append(exercise.scaling(repeats))
-    rows = list(chain(*parts))
-    if dist.get_rank() == 0:
-        print(json.dumps(rows))
-    dist.destroy_process_group()
+RESULTS = Path(__file__).resolve().parent / "results"
+# What each exercise needs in DATADIR; the plain way reads images in files.
+NEEDS = {
+    "exercise8": ["dogs-vs-cats/train-*.pt", "dogs-vs-cats/train-2000/train"],
+    "mnist_multigpu": ["MNIST/raw"],
+    "cifar100_demo": ["cifar-100-python"],
+    "cinic_lab": ["CINIC/train-*.pt", "CINIC/**/train/airplane"],
+    "dp_ddp_intro": [],
+}
 
 
 def processor():
-    """Return the name of the GPU, or else of the CPU."""
+    """Return the name of the GPU, or else of the CPU and what it can do."""
     if get_device().type != "cpu":
         return torch.cuda.get_device_name()
-    with open("/proc/cpuinfo") as info:
-        return next(
-            line.split(": ")[1].strip() for line in info if "model name" in line
-        )
+    names = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{names[0]}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def data_for(exercise):
+    """Return the DATADIR to use, and whether it is drawn; draw it if need be."""
+    root = data_root()
+    if all(any(root.glob(pattern)) for pattern in NEEDS[exercise]):
+        return root, bool(NEEDS[exercise]) and root.resolve() == SAMPLES.resolve()
+    print(f"No data for {exercise} in {root}: on drawings", flush=True)
+    draw = [sys.executable, "sample_data.py"]
+    subprocess.run(draw, cwd=REPOSITORY / exercise, check=True)
+    return SAMPLES, True
+
+
+def rows_of(exercise, repeats):
+    """Yield the rows of an exercise as they are measured; raise if that fails."""
+    root, drawn = data_for(exercise)
+    command = [f"{exercise}.py", str(repeats)]
+    launches = [[sys.executable, *command]]
+    if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
+        two = [sys.executable, "-m", "common.torchrun", "--standalone"]
+        launches.append([*two, "--nproc-per-node=2", *command])
+    for launch in launches:
+        env = {**os.environ, "DATADIR": str(root)}
+        with subprocess.Popen(
+            launch, stdout=subprocess.PIPE, text=True, env=env
+        ) as job:
+            for printed in job.stdout:
+                row = json.loads(printed)
+                yield row | {"script": row["script"] + ", drawn data" * drawn}
+        if job.returncode:
+            raise subprocess.CalledProcessError(job.returncode, launch)
+
+
+def load(file):
+    return json.loads(file.read_text()) if file.exists() else {"exercises": {}}
+
+
+def minutes_of(name, results, others):
+    """Return how long an exercise took on this processor, or else at most on others.
+
+    That is None if nobody knows.
+    """
+    known = [r["exercises"].get(name, {}).get("minutes") for r in (results, *others)]
+    return known[0] or max(filter(None, known), default=None)
 
 
 def main():
     parser = OptionParser(__doc__)
     parser.add_argument("--repeats", type=at_least(1), default=5)
+    parser.add_argument("--only", action="append", choices=NEEDS, metavar="EXERCISE")
     args = parser.parse_args()
-    if "RANK" in os.environ:
-        return scaling(args.repeats)
-    start = time.perf_counter()
-    rows = list(exercise8.input_only(args.repeats))
-    for backbone in exercise8.BACKBONES:
-        rows += exercise8.single(backbone, args.repeats)
-    for exercise in (mnist, cifar, cinic_lab, intro):
-        rows += exercise.single(args.repeats)
-    if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
-        launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
-        launch += ["--nproc-per-node=2", __file__, f"--repeats={args.repeats}"]
-        done = subprocess.run(launch, stdout=subprocess.PIPE, text=True, check=True)
-        rows += json.loads(done.stdout.splitlines()[-1])
-    result = {
-        "processor": processor(),
-        "torch": torch.__version__,
-        "minutes": round((time.perf_counter() - start) / 60, 1),
-        "rows": rows,
-    }
-    RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
-    file.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(rows))
-    print(
-        f"\nOn {result['processor']}, in {result['minutes']} minutes; saved {file}"
-    )
+    results, names = load(file), args.only or list(NEEDS)
+    others = [load(other) for other in RESULTS.glob("*.json")]
+    minutes = [minutes_of(name, results, others) for name in names]
+    about = f"about {sum(minutes):.0f}" if all(minutes) else "nobody knows how many"
+    print(f"On {processor()}: {about} minutes\n\n{HEAD}", flush=True)
+    failed = []
+    for name in names:
+        start, rows = time.perf_counter(), []
+        try:
+            for row in rows_of(name, args.repeats):
+                rows.append(row)
+                print(line(row), flush=True)
+                minutes = round((time.perf_counter() - start) / 60, 1)
+                measured = {
+                    "torch": torch.__version__,
+                    "minutes": minutes,
+                    "rows": rows,
+                }
+                results["exercises"][name] = measured
+                file.write_text(json.dumps(results, indent=1) + "\n")
+        except subprocess.CalledProcessError:
+            failed.append(name)
+    print(f"\nSaved {file}")
+    if failed:
+        sys.exit(f"Error: {', '.join(failed)} failed, see above; the rest is saved")
 
 
 if __name__ == "__main__":

@@ -5,27 +5,21 @@ from argparse import Namespace
 
 import plain_cinic
 import torch
-from measure import against_one, as_it_comes, measure, row
+from measure import against_one, as_it_comes, main, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
-from common.checkpoint import State
-from common.data import (
-    CINIC,
-    REPOSITORY,
-    InMemory,
-    cinic,
-    crop_and_flip,
-    data_dir,
-    make_loader,
-    normalise,
-)
+from common.data import REPOSITORY, InMemory, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks
-from common.log import Nothing
+from common.log import Nothing, RunLog
+from common.prepare import find_images
 
 sys.path.insert(0, str(REPOSITORY / "cinic_lab"))
 import cinic as script
 import cinic_ddp as ddp
 import cinic_tensorboard as one_gpu
+
+from dataset import CLASSES, MEAN, NAME, STD, cinic, crop_and_flip
+from state import State
 
 BATCH, STEPS = plain_cinic.BATCH, 4
 ARGS = Namespace(log_interval=10**9)
@@ -46,7 +40,7 @@ class Setup:
 
     def train(self, loader, model=None, writer=()):
         args = ARGS, model or self.model, self.state, loader, self.device
-        self.module.train(*args, Nothing(), *writer)
+        self.module.train(*args, RunLog(ARGS, self.device, enabled=False), *writer)
 
 
 def single(repeats):
@@ -55,7 +49,7 @@ def single(repeats):
     loader = make_loader(train_set, BATCH, torch.device("cpu"), shuffle=True)
     epochs = max(1, 20000 // len(train_set))
     few = min(2048, len(train_set)) // BATCH * BATCH
-    folder = data_dir("CINIC") / "train"
+    folder = find_images(data_dir(NAME), "train", CLASSES[0]) / "train"
     plain_loader = plain_cinic.make_loader(folder)
 
     def load(then=lambda images: images):
@@ -65,7 +59,7 @@ def single(repeats):
         return epochs * len(train_set)
 
     def augmented(images):
-        return normalise(crop_and_flip(images), *CINIC)
+        return normalise(crop_and_flip(images), MEAN, STD)
 
     with as_it_comes(plain_cinic.__file__, folder, few) as plainly_as_it_comes:
         cases = {"load": load, "augmented": lambda: load(augmented)}
@@ -121,3 +115,7 @@ def scaling(repeats):
 
     name = "cinic_ddp.py, resnet18"
     return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+
+
+if __name__ == "__main__":
+    main(single, scaling)

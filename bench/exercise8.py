@@ -1,34 +1,23 @@
 """What is measured of exercise 8. Its large-data scripts have the same loops."""
 
-import contextlib
-import io
 import json
 import sys
-import tempfile
-from pathlib import Path
 
-import plain
+import plain_photos as plain
 import torch
 import torch.distributed as dist
-from measure import against_one, as_it_comes, measure, row
+from measure import against_one, as_it_comes, main, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import (
-    REPOSITORY,
-    InMemory,
-    augment,
-    data_dir,
-    dogs_vs_cats,
-    make_loader,
-    normalise,
-    read_photo,
-)
-from common.decoded import decode
+from common.data import REPOSITORY, InMemory, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks
+from common.prepare import read_photos
 
 sys.path.insert(0, str(REPOSITORY / "exercise8"))
 import pytorch_dvc_cnn_pretrained as script
 import pytorch_dvc_cnn_pretrained_multigpu as multigpu
+
+from dataset import MEAN, NAME, RAW, SIZE, STD, augment, dogs_vs_cats
 
 BACKBONES = "vgg16", "tinyvgg"
 BATCH = 25
@@ -37,42 +26,44 @@ SECONDS = 2.0  # about how long one repeat of a case takes
 
 def input_only(repeats):
     """Yield the rows of the loader alone, on one core: files to batches."""
-    folder = data_dir("dogs-vs-cats") / "train-2000" / "train"
-    some = torch.randperm(len(dogs_vs_cats()[0]))[:400].tolist()
-
+    folder, train_set = data_dir(NAME) / RAW / "train", dogs_vs_cats()[0]
+    some = torch.randperm(len(train_set))[:400].tolist()
     files = sorted(folder.glob("*/*.jpg"))
 
-    def own(then=lambda images: images):
-        with tempfile.TemporaryDirectory() as temporary:
-            file = Path(temporary, "decoded")  # what a first run does, by one thread
-            with contextlib.redirect_stdout(io.StringIO()):
-                decode([files[i] for i in some], 150, read_photo, file, threads=1)
-            length = len(some) * 3 * 150 * 150
-            images = torch.from_file(str(file), False, length, dtype=torch.uint8)
-        train_set = InMemory(images.view(-1, 3, 150, 150), torch.zeros(len(some)))
-        loader = make_loader(train_set, BATCH, torch.device("cpu"), shuffle=True)
-        for images, _ in loader:
+    def load(images, then=lambda images: images):
+        labels = torch.zeros(len(images))
+        part = InMemory(images, labels)
+        for images, _ in make_loader(part, BATCH, torch.device("cpu"), shuffle=True):
             then(images)
-        return len(some)
+        return len(labels)
+
+    def prepare_and_load():
+        return load(read_photos([files[i] for i in some], SIZE, threads=1)[0])
+
+    def augmented(images):
+        return augment(normalise(images, MEAN, STD))
 
     def plainly():
         for _ in plain.make_loader(folder, some, BATCH):
             pass
         return len(some)
 
+    prepared = train_set.images[some]
     with as_it_comes(
         plain.__file__, folder, json.dumps(some)
     ) as plainly_as_it_comes:
-        cases = {"own": own, "plain": plainly, "as it comes": plainly_as_it_comes}
-        cases["augmented"] = lambda: own(lambda images: augment(normalise(images)))
+        cases = {"prepare": prepare_and_load, "load": lambda: load(prepared)}
+        cases |= {"plain": plainly, "as it comes": plainly_as_it_comes}
+        cases["augmented"] = lambda: load(prepared, augmented)
         speeds = measure(cases, repeats)
-    name = "exercise 8, input only, one core"
-    yield row(name, "plain", speeds["as it comes"])
+    name, comes = "exercise 8, input only, one core", speeds["as it comes"]
+    yield row(name, "plain", comes)
     yield row(name, "plain, with env.sh", speeds["plain"])
-    yield row(name, "loader / plain", speeds["own"], speeds["as it comes"], 2.2)
-    yield row(name, "loader / plain, with env.sh", speeds["own"], speeds["plain"])
-    what = "loader and augmentation / plain"
-    yield row(name, what, speeds["augmented"], speeds["as it comes"])
+    yield row(
+        name, "preparing (once) and loader / plain", speeds["prepare"], comes, 2.2
+    )
+    yield row(name, "loader / plain", speeds["load"], comes)
+    yield row(name, "loader and augmentation / plain", speeds["augmented"], comes)
 
 
 class Setup:
@@ -98,10 +89,10 @@ class Setup:
         return max(1, round(SECONDS * max(measure({"one": one}, 2)["one"])))
 
 
-def single(backbone, repeats):
+def of_backbone(backbone, repeats):
     """Yield the rows of the script for one GPU: its ceiling, and the plain way."""
     device, train_set = get_device(), dogs_vs_cats()[0]
-    folder = data_dir("dogs-vs-cats") / "train-2000" / "train"
+    folder = data_dir(NAME) / RAW / "train"
     own = Setup(backbone, device)
     other = Setup(backbone, device, torch.contiguous_format)
     images, labels = train_set.__getitems__(range(BATCH))
@@ -134,7 +125,7 @@ def single(backbone, repeats):
     yield row(name, "script / plain", speeds["script"], speeds["plain"])
 
 
-def scaling(backbone, repeats):
+def scaling_of(backbone, repeats):
     """Return the rows of all processes against one; all of them call it."""
     rank, local_rank, _ = get_ranks()
     device = get_device(local_rank)
@@ -157,3 +148,18 @@ def scaling(backbone, repeats):
 
     name = f"pytorch_dvc_cnn_pretrained_multigpu.py, {backbone}"
     return against_one(name, BATCH, int(steps), by_itself, together, repeats)
+
+
+def single(repeats):
+    yield from input_only(repeats)
+    for backbone in BACKBONES:
+        yield from of_backbone(backbone, repeats)
+
+
+def scaling(repeats):
+    for backbone in BACKBONES:
+        yield from scaling_of(backbone, repeats)
+
+
+if __name__ == "__main__":
+    main(single, scaling)

@@ -1,5 +1,6 @@
 """How everything is measured here: in turns, several times, and by the median."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,28 @@ from contextlib import contextmanager
 from statistics import median
 
 import torch.distributed as dist
+
+from common.device import get_device, get_ranks
+
+
+def main(single, scaling):
+    """Print the rows of an exercise, each when it is measured, as JSON.
+
+    single(repeats) and scaling(repeats) yield those of one process, and of several
+    that torchrun started.
+    """
+    repeats = int(sys.argv[1])
+    if "RANK" not in os.environ:
+        for measured in single(repeats):
+            print(json.dumps(measured), flush=True)
+        return
+    rank, local_rank, _ = get_ranks()
+    get_device(local_rank)
+    dist.init_process_group()
+    for measured in scaling(repeats):
+        if rank == 0:
+            print(json.dumps(measured), flush=True)
+    dist.destroy_process_group()
 
 
 def measure(cases, repeats):
@@ -98,15 +121,15 @@ def against_one(name, batch, steps, alone, together, repeats):
     ]
 
 
-def table(rows):
-    """Return the rows as a table in Markdown."""
-    lines = ["| script | what | images/s | lowest to highest | ratio | goal |"]
-    lines.append("|---|---|---|---|---|---|")
-    for r in rows:
-        ratio = "" if r["ratio"] is None else f"{r['ratio']:.2f}"
-        goal = "" if r["goal"] is None else f"at least {r['goal']:.2f}"
-        speeds = f"{r['images_per_second']:.1f} | {r['low']:.1f} to {r['high']:.1f}"
-        lines.append(
-            f"| {r['script']} | {r['what']} | {speeds} | {ratio} | {goal} |"
-        )
-    return "\n".join(lines)
+HEAD = (
+    "| script | what | images/s | lowest to highest | ratio | goal |\n"
+    "|---|---|---|---|---|---|"
+)
+
+
+def line(r):
+    """Return a row of the table, in Markdown."""
+    ratio = "" if r["ratio"] is None else f"{r['ratio']:.2f}"
+    goal = "" if r["goal"] is None else f"at least {r['goal']:.2f}"
+    speeds = f"{r['images_per_second']:.1f} | {r['low']:.1f} to {r['high']:.1f}"
+    return f"| {r['script']} | {r['what']} | {speeds} | {ratio} | {goal} |"

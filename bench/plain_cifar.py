@@ -10,13 +10,18 @@ from itertools import islice
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from common.data import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
+from dataset import MEAN, STD, cifar100
+
 BATCH, SIZE = 128, 224
 transform = transforms.Compose(
     [
         transforms.ToPILImage(),
         transforms.Resize(SIZE),
         transforms.ToTensor(),
-        transforms.Normalize((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        transforms.Normalize(MEAN, STD),
     ]
 )
 
@@ -40,8 +45,6 @@ def load(loader, steps):
 
 
 def make_loader():
-    from common.data import cifar100
-
     train_set, _ = cifar100()
     images = Images(train_set.images, train_set.labels)
     return DataLoader(images, BATCH, shuffle=True)

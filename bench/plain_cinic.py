@@ -12,7 +12,10 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from common.data import CINIC
+from common.data import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "cinic_lab"))
+from dataset import MEAN, STD
 
 BATCH = 128
 transform = transforms.Compose(
@@ -20,7 +23,7 @@ transform = transforms.Compose(
         transforms.RandomCrop(32, padding=4),
         transforms.RandomHorizontalFlip(),
         transforms.ToTensor(),
-        transforms.Normalize(*CINIC),
+        transforms.Normalize(MEAN, STD),
     ]
 )
 

@@ -7,10 +7,14 @@ how many images.
 import sys
 from itertools import islice
 
+from torch import optim
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import MNIST
+
+from common.data import REPOSITORY, data_root
+from common.device import get_device
 
 BATCH = 128
 transform = transforms.Compose(
@@ -36,16 +40,11 @@ def train(model, loader, optimizer, device, steps):
 
 
 if __name__ == "__main__":
-    import mnist
-    import torch
+    sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
+    from mnist_singlegpu import make_model
 
-    from common.data import data_root
-    from common.device import get_device
-
-    model, optimizer = mnist.make(get_device(), torch.contiguous_format)
-    loader = make_loader(data_root())
+    device, steps = get_device(), int(sys.argv[1])
+    model, loader = make_model().to(device), make_loader(data_root())
+    optimizer = optim.Adadelta(model.parameters(), 1.0)
     for _ in sys.stdin:
-        print(
-            train(model, loader, optimizer, get_device(), int(sys.argv[1])),
-            flush=True,
-        )
+        print(train(model, loader, optimizer, device, steps), flush=True)

@@ -7,15 +7,17 @@ from argparse import Namespace
 
 import plain_mnist
 import torch
-from measure import against_one, as_it_comes, measure, row
+from measure import against_one, as_it_comes, main, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, InMemory, data_root, make_loader, mnist
+from common.data import REPOSITORY, InMemory, data_root, make_loader
 from common.device import get_device, get_ranks
 
 sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
 import mnist_ddp as ddp
 import mnist_singlegpu as script
+
+from dataset import mnist
 
 BATCH, STEPS = plain_mnist.BATCH, 10
 ARGS = Namespace(log_interval=10**9)
@@ -98,3 +100,7 @@ def scaling(repeats):
 
     name = "mnist_ddp.py"
     return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+
+
+if __name__ == "__main__":
+    main(single, scaling)

@@ -11,7 +11,10 @@ from torch.utils.data import DataLoader, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from common.data import MEAN, STD
+from common.data import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "exercise8"))
+from dataset import MEAN, STD
 
 transform = transforms.Compose(
     [

@@ -4,7 +4,7 @@ import functools
 import sys
 
 import torch
-from measure import against_one, measure, row
+from measure import against_one, main, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, make_loader
@@ -68,3 +68,7 @@ def scaling(repeats):
 
     name = "dp_ddp_intro/ddp.py"
     return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+
+
+if __name__ == "__main__":
+    main(single, scaling)

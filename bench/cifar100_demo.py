@@ -5,15 +5,18 @@ from argparse import Namespace
 
 import plain_cifar
 import torch
-from measure import against_one, as_it_comes, measure, row
+from measure import against_one, as_it_comes, main, measure, row
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, InMemory, cifar100, make_loader
+from common.data import REPOSITORY, InMemory, make_loader
 from common.device import get_device, get_ranks
+from common.log import RunLog
 
 sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
 import train_cifar100 as script
 import train_ddp_cifar100 as ddp
+
+from dataset import cifar100
 
 GPU = torch.accelerator.is_available()
 ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPU else ("resnet18", 64, 32)
@@ -22,11 +25,12 @@ PLAIN_STEPS = 2
 ARGS = Namespace(steps=STEPS)
 
 
-class NoLog:
-    """Waits for the device, as RunLog does."""
+def wait(log, done, total, sums, start):
+    """Wait for the device, as report_iterations() does, and report nothing."""
+    sums.tolist()
 
-    def iterations(self, done, total, sums, start):
-        sums.tolist()
+
+script.report_iterations = ddp.report_iterations = wait
 
 
 def make(device, amp=False):
@@ -37,7 +41,8 @@ def make(device, amp=False):
 
 
 def train(module, model, loader, optimizer, device):
-    module.train(ARGS, model, device, loader, optimizer, NoLog(), None)
+    log = RunLog(ARGS, device, enabled=False)
+    module.train(ARGS, model, device, loader, optimizer, log, None)
 
 
 def input_only(repeats):
@@ -121,3 +126,7 @@ def scaling(repeats):
 
     name = f"train_ddp_cifar100.py, {ARCH}, {SIZE} pixels"
     return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+
+
+if __name__ == "__main__":
+    main(single, scaling)
