@@ -26,14 +26,11 @@ def draw_images(folder, scale):
                 rng = np.random.default_rng([len(split), ord(split[0]), label, i])
                 image = draw_shape(rng, radii, colour)
                 image.save(target / f"{split}-{i}.png")
-
-
-def prepare_drawing(folder):
     prepare(folder / RAW, folder, SPLITS, CLASSES, SIZE)
 
 
 def main():
-    draw_data_set(__doc__, NAME, draw_images, prepare_drawing)
+    draw_data_set(__doc__, NAME, draw_images)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def draw_shape(rng, radii, colour):
     return image.resize((32, 32), Image.BILINEAR)
 
 
-def draw_data_set(doc, name, draw, prepare=lambda folder: None):
-    """The command sample_data.py: draw a data set, and prepare it as a real one.
+def draw_data_set(doc, name, draw):
+    """The command sample_data.py: draw a data set, ready for the scripts.
 
     draw(folder, scale) makes its files; scale is how many, of all. They are the same
     every time.
@@ -69,6 +69,5 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
     if not target.exists():
         shutil.rmtree(drawing, ignore_errors=True)
         draw(drawing, args.scale)
-        prepare(drawing)
         drawing.rename(target)
     print(f"{target} is ready: type `export DATADIR={args.to.resolve()}`")

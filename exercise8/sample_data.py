@@ -79,14 +79,11 @@ def draw_photos(folder, scale):
                 rng = np.random.default_rng([len(split), label, i])
                 file = target / f"{kind[:-1]}.{i}.jpg"
                 draw_animal(rng, kind).save(file, quality=90)
-
-
-def prepare_drawing(folder):
     prepare(folder / RAW, folder, SPLITS, CLASSES, SIZE)
 
 
 def main():
-    draw_data_set(__doc__, NAME, draw_photos, prepare_drawing)
+    draw_data_set(__doc__, NAME, draw_photos)
 
 
 if __name__ == "__main__":

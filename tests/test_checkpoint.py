@@ -60,7 +60,10 @@ def kill_in(run, line):
     assert set(run.kill()) == {-signal.SIGKILL}
 
 
-@pytest.mark.parametrize("script, ranks", [("cinic.py", 0), ("cinic_ddp.py", 2)])
+@pytest.mark.parametrize(
+    "script, ranks",
+    [pytest.param("cinic.py", 0, marks=pytest.mark.slow), ("cinic_ddp.py", 2)],
+)
 def test_killed_and_resumed(script, ranks, room, sample, tmp_path):
     (tmp_path / "other").mkdir()
     undisturbed = whole(

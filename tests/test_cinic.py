@@ -69,6 +69,8 @@ def resnet18():
     "launch, script, processes",
     [
         ("run.sh", "cinic.py", 1),
+        ("run.sh", "cinic_amp.py", 1),
+        ("run.sh", "cinic_tensorboard.py", 1),
         ("run-2gpus.sh", "cinic_dp.py", 1),
         ("run-2gpus.sh", "cinic_ddp.py", 2),
     ],
@@ -77,7 +79,7 @@ def test_a_run(launch, script, processes, room, sample):
     done = run(["bash", launch, script, *QUICK], room, sample)
     check(done, room, processes, 5 if processes == 1 else 3)
     scalars = list((room / "logs").glob("*/events*"))
-    assert len(scalars) == (script != "cinic.py")
+    assert len(scalars) == (script not in ("cinic.py", "cinic_amp.py"))
 
 
 def quick(room, sample, script, *options):
@@ -87,6 +89,7 @@ def quick(room, sample, script, *options):
     return Namespace(returncode=status, stdout=said, stderr=said)
 
 
+@pytest.mark.slow
 def test_float16_has_a_scaler(room, sample):
     few = "--fp16", "--epochs", 1, "--batch-size", 48  # it is slow on a CPU
     done = quick(room, sample, "cinic_amp.py", *few)
@@ -414,6 +417,7 @@ def test_a_progress_bar_on_a_terminal_and_none_in_a_file(room, sample):
     assert done.returncode == 0 and "\r" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(room, sample):
     stored = json.loads((FOLDER / "cinic.ipynb").read_text())
     assert not any(cell.get("outputs") for cell in stored["cells"])

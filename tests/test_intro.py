@@ -1,18 +1,21 @@
 """dp_ddp_intro/: what DP, DDP and a model on two devices compute and say."""
 
 import filecmp
-import importlib
 import json
 import math
 import re
 import sys
+from functools import partial
 from itertools import chain
 
+import conftest
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, run, torchrun
+from conftest import REPOSITORY, call, copy_room, run, torchrun
 from test_steps import Watch
 from torch.nn.functional import cross_entropy
+
+from common.cli import UserError
 
 INTRO, SPY = REPOSITORY / "dp_ddp_intro", REPOSITORY / "tests/spy_intro.py"
 TINY = ("--layers", 2, "--width", 32, "--heads", 4, "--length", 16, "--lr", 0.003)
@@ -25,17 +28,7 @@ def room(tmp_path):
     return copy_room("dp_ddp_intro", tmp_path)
 
 
-@pytest.fixture
-def load(monkeypatch):
-    """Return a function that imports a module of the exercise; forget it later."""
-    for name in ("dataset", "dp", "model", "single"):  # another exercise's
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(INTRO)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if str(INTRO) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+load = partial(conftest.load, "dp_ddp_intro")
 
 
 def results(room):
@@ -74,6 +67,7 @@ def test_it_learns_and_the_speeds_are_compared(room):
     assert f"{both / alone:.2f}" in two.split()
 
 
+@pytest.mark.slow
 def test_two_nodes_say_hello(room):
     options = [*HELLO, "--sequences", 20]
     done = run(["bash", "jobscript_ddp_2nodes.sh", "ddp.py", *options], room)
@@ -83,7 +77,7 @@ def test_two_nodes_say_hello(room):
     assert results(room)[0]["gpus"] == 2
 
 
-def test_data_parallel_takes_a_batch_for_all(load, tmp_path, monkeypatch, capfd):
+def test_data_parallel_takes_a_batch_for_all(tmp_path, monkeypatch, capfd):
     """Without GPUs it cannot cut it: that is for the test below."""
     dp = load("dp")
     monkeypatch.chdir(tmp_path)
@@ -169,7 +163,7 @@ def test_the_solution_is_the_script_with_the_sampler():
     assert filecmp.cmp(INTRO / "ddp.py", solution, shallow=False)
 
 
-def test_the_model(load, capsys):
+def test_the_model(capsys):
     model = load("model")
     with torch.device("meta"):
         full = model.Transformer()
@@ -191,7 +185,7 @@ def test_the_model(load, capsys):
     torch.testing.assert_close(small(tokens[1:2]), before[1:2])
 
 
-def test_the_pattern(load):
+def test_the_pattern():
     data = load("dataset").random_sequences(200, 50)
     assert data.images.shape == data.labels.shape == (200, 50)
     assert torch.equal(data.images[:, 1:], data.labels[:, :-1])
@@ -201,7 +195,7 @@ def test_the_pattern(load):
     assert 0.88 < pairs.amax(dim=1).sum() / pairs.sum() < 0.93
 
 
-def test_an_epoch_waits_for_the_device_once(load, monkeypatch):
+def test_an_epoch_waits_for_the_device_once(monkeypatch):
     module, device = load("single"), torch.device("cpu")
     model = load("model").Transformer(1, 16, 2, 8)
     optimizer = torch.optim.SGD(model.parameters())  # Adam counts on the host
@@ -216,7 +210,7 @@ def test_an_epoch_waits_for_the_device_once(load, monkeypatch):
     assert watch.waits == [] and len(reads) == 1
 
 
-def test_two_halves_of_a_model_compute_what_the_whole_does(load, tmp_path):
+def test_two_halves_of_a_model_compute_what_the_whole_does(tmp_path):
     (tmp_path / "common").symlink_to(REPOSITORY / "common")
     done = torchrun(2, [REPOSITORY / "tests/layers.py", INTRO], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -250,24 +244,45 @@ def test_model_parallel_both_ways(room):
     assert (naive[0], cut[0]) == ("1", "2") and float(cut[1]) < float(naive[1]) < 5.5
 
 
-def fails(done, *words):
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("Error: ")
-    for word in words:
-        assert word in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    "script, ranks, options, words",
+    [
+        ("ddp", 0, [], "--nproc-per-node=2 .*ddp.py"),
+        ("single", 0, ["--width", 100, "--heads", 12], "--width 108"),
+        ("single", 2, [], "python .*single.py"),
+        ("model_parallel", 1, [], "two halves .*1 GPUs"),
+    ],
+)
+def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "LOCAL_RANK") if ranks else ():
+        monkeypatch.setenv(name, "0")
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    with pytest.raises(UserError, match=words):
+        call(load(script), *options)
+    assert not (tmp_path / "logs").exists()
 
 
-def test_mistakes(room):
-    done = run([sys.executable, "ddp.py"], room)
-    fails(done, "--nproc-per-node=2 ddp.py")
-    options = ["--width", 100, "--heads", 12]
-    fails(run([sys.executable, "single.py", *options], room), "--width 108")
-    fails(torchrun(2, ["single.py"], room), "python single.py")
-    fails(torchrun(1, ["model_parallel.py"], room), "two halves", "1 GPUs")
-    fails(
-        run(["bash", "jobscript_ddp.sh"], room), "sbatch jobscript_ddp.sh SCRIPT.py"
-    )
-    assert not (room / "logs").exists()
+def test_no_script(room):
+    done = run(["bash", "jobscript_ddp.sh"], room)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "sbatch jobscript_ddp.sh SCRIPT.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "launch, script",
+    [
+        ("jobscript_dp.sh", "dp.py"),
+        ("jobscript_ddp.sh", "ddp.py"),
+        ("jobscript_ddp.sh", "ddp_no_sampler.py"),
+    ],
+)
+def test_a_run(launch, script, room):
+    options = [*TINY, "--sequences", 16, "--epochs", 1, "--batch-size", 4]
+    done = run(["bash", launch, script, *options], room)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert results(room)[0]["gpus"] == (1 if script == "dp.py" else 2)
 
 
 def test_the_drawing(room):

@@ -53,6 +53,7 @@ def test_tinyvgg_weights_are_small_and_loaded():
         assert not torch.equal(first[i].weight, random[i].weight)
 
 
+@pytest.mark.slow
 def test_the_script_that_trains_tinyvgg(tmp_path):
     options = [
         "--images",

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from conftest import QUICK, REPOSITORY, draw, run
+from conftest import EXERCISES, QUICK, REPOSITORY, draw, run
 
 NAME = "pytorch_dvc_cnn_pretrained"
 
@@ -20,7 +20,9 @@ def results(room):
         ("run-2gpus.sh", f"{NAME}_multigpu.py", 2, 31),  # 32 each: it has 1 too
         ("run.sh", f"{NAME}_largedata.py", 1, 25),
         ("run-2gpus.sh", f"{NAME}_largedata_multigpu.py", 2, 25),
-        ("run-2nodes.sh", f"{NAME}_multigpu.py", 2, 25),
+        pytest.param(
+            *("run-2nodes.sh", f"{NAME}_multigpu.py", 2, 25), marks=pytest.mark.slow
+        ),
         ("run-2gpus.sh", "solutions/strong_scaling.py", 2, 12),
         ("run-2gpus.sh", "solutions/strong_scaling_largedata.py", 2, 12),
     ],
@@ -54,6 +56,7 @@ def test_a_run(launch, script, processes, batch, room, sample):
     assert len(events) == 1 and len(list((room / "logs").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_eight_processes_on_a_laptop(room, tmp_path):
     data = draw(tmp_path / "data", 0.02, ["exercise8"])
     script = f"{NAME}_multigpu.py"
@@ -62,6 +65,7 @@ def test_eight_processes_on_a_laptop(room, tmp_path):
     assert results(room)[0]["gpus"] == 8
 
 
+@pytest.mark.slow
 def test_vgg16_and_another_working_directory(room, tmp_path):
     data = draw(tmp_path / "data", 0.01, ["exercise8"])
     options = ["--weights", "none", "--epochs", 1, "--finetune-epochs", 1]
@@ -70,6 +74,7 @@ def test_vgg16_and_another_working_directory(room, tmp_path):
     assert results(room)[0]["options"]["backbone"] == "vgg16"
 
 
+@pytest.mark.slow
 def test_training_learns_on_drawn_cats_and_dogs(room, tmp_path):
     data = draw(tmp_path / "data", 0.5, ["exercise8"])
     options = ["--backbone", "tinyvgg", "--epochs", 3, "--finetune-epochs", 0]
@@ -116,11 +121,14 @@ def test_a_killed_rank_ends_the_job(room):
 
 @pytest.mark.parametrize(
     "script",
-    sorted([*REPOSITORY.glob("*/run*.sh"), *REPOSITORY.glob("*/jobscript*.sh")]),
+    sorted(f for e in EXERCISES for f in (REPOSITORY / e).glob("*.sh")),
+    ids=lambda script: f"{script.parent.name}/{script.name}",
 )
 def test_run_scripts_are_portable(script):
-    text = script.read_text().replace('%" $*"', "")  # not handed on, but taken off
+    text, room = script.read_text(), script.parent.name
     assert "set -euo pipefail" in text and "source common/env.sh" in text
+    elsewhere = f'echo "Error: type cd {room} first" >&2; exit 2;'
+    assert f"[[ -f {script.name} ]] || {{ {elsewhere} }}" in text
     assert not re.search(r"^# SBATCH|\$\*|SLURM_GPUS_PER_NODE", text, re.M)
     for site in ("account", "partition", "reservation"):
         assert f"--{site}" not in text

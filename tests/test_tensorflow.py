@@ -1,4 +1,4 @@
-"""dp_ddp_intro/tensorflow, in an environment of its own: `make test-tensorflow`."""
+"""dp_ddp_intro/tensorflow, in an environment of its own: `make test-all`."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ from argparse import Namespace
 import pytest
 from conftest import REPOSITORY, copy_room, run
 
-reason = "no TensorFlow in this environment: type make test-tensorflow"
+reason = "no TensorFlow in this environment: type make test-all"
 tf = pytest.importorskip("tensorflow", reason=reason)
 SPY = REPOSITORY / "tests/spy_tensorflow.py"
 TINY = ("--layers", 1, "--width", 32, "--heads", 4, "--length", 16, "--lr", 0.003)

@@ -19,7 +19,6 @@ pytestmark = [
         "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2",
     ),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Slurm"),
-    pytest.mark.xdist_group("slurm"),
     pytest.mark.cluster,
 ]
 
@@ -202,19 +201,44 @@ def test_two_nodes_cannot_meet_at_localhost(sbatch, room):
     assert "Error: no connection" in output
 
 
-def test_submitted_from_elsewhere_with_spaces_in_names(sbatch, tmp_path):
+SHOWS = "import os, sys; sys.stdout.write(f'{os.getcwd()} {sys.argv}\\n')"
+
+
+def test_names_with_spaces(sbatch, tmp_path):
     folder = tmp_path / "a folder"
     folder.mkdir()
     room = copy_room("exercise8", folder)
-    (room / "my script.py").write_text(
-        "import os, sys; sys.stdout.write(f'{os.getcwd()} {sys.argv}\\n')"
-    )
+    (room / "my script.py").write_text(SHOWS)
     words = ["my script.py", "a b", "*", "/c/d"]
     for run_script in ("run.sh", "run-2gpus.sh"):
-        path = f"a folder/exercise8/{run_script}"
-        state, output = finish(sbatch(tmp_path, path, *words))
+        state, output = finish(sbatch(room, run_script, *words))
         assert state["JobState"] == "COMPLETED", output
         assert set(output.splitlines()) == {f"{room} {words}"}
+
+
+def test_submitted_from_elsewhere(sbatch, tmp_path):
+    """One line says where to go: from above, and from another exercise."""
+    room, other = (copy_room_into(tmp_path, e) for e in ("exercise8", "cinic_lab"))
+    (room / "x.py").write_text(SHOWS)
+    for folder, path in ((tmp_path, "exercise8"), (other, "../exercise8")):
+        state, output = finish(sbatch(folder, f"{path}/run-8gpus.sh", "x.py"))
+        assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0")
+        assert output == "Error: type cd exercise8 first\n"
+
+
+def copy_room_into(folder, exercise):
+    (folder / "common").unlink(missing_ok=True)
+    return copy_room(exercise, folder)
+
+
+def test_in_an_interactive_job(slurm, room, monkeypatch):
+    """salloc was typed elsewhere; what counts is where the shell is now."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    (room / "x.py").write_text(SHOWS)
+    shell = ["bash", "-c", f"cd '{room}' && bash run.sh x.py"]
+    done = run(["salloc", "--quiet", "--gpus-per-node=1", *shell], "/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{room} ['x.py']\n"
 
 
 @pytest.mark.parametrize(
