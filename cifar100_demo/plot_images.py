@@ -24,7 +24,7 @@ def main():
     labels = train_set.labels.tolist()
     for label, axes in enumerate(figure.subplots(10, 10).flat):
         image = train_set.images[labels.index(label)]
-        axes.imshow(image.permute(1, 2, 0))
+        axes.imshow(image.permute(1, 2, 0).numpy())
         axes.set_title(names[label].replace("_", " "), fontsize=8)
         axes.axis("off")
     args.to.parent.mkdir(exist_ok=True)

@@ -211,7 +211,8 @@ def test_names_with_spaces(sbatch, tmp_path):
     (room / "my script.py").write_text(SHOWS)
     words = ["my script.py", "a b", "*", "/c/d"]
     for run_script in ("run.sh", "run-2gpus.sh"):
-        state, output = finish(sbatch(room, run_script, *words))
+        log = f"--output={tmp_path}/out"
+        state, output = finish(sbatch(room, log, run_script, *words))
         assert state["JobState"] == "COMPLETED", output
         assert set(output.splitlines()) == {f"{room} {words}"}
 
