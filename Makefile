@@ -16,7 +16,7 @@ demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
 test: lint # each script as users run it, and what DDP promises
 	.venv/bin/python -m pytest
 
-test-all: lint venv-tensorflow # and what is slow; TensorFlow; for root, with a real Slurm
+test-all: lint venv-tensorflow # the same and what is slow; TensorFlow; with root a real Slurm
 	.venv/bin/python -m pytest -m ''
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 

@@ -52,9 +52,8 @@ def data_for(exercise):
     return SAMPLES, True
 
 
-def rows_of(exercise, repeats):
+def rows_of(exercise, root, drawn, repeats):
     """Yield the rows of an exercise as they are measured; raise if that fails."""
-    root, drawn = data_for(exercise)
     command = [f"{exercise}.py", str(repeats)]
     launches = [[sys.executable, *command]]
     if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
@@ -65,7 +64,7 @@ def rows_of(exercise, repeats):
         with subprocess.Popen(
             launch, stdout=subprocess.PIPE, text=True, env=env
         ) as job:
-            for printed in job.stdout:
+            for printed in filter(lambda text: text[0] == "{", job.stdout):
                 row = json.loads(printed)
                 yield row | {"script": row["script"] + ", drawn data" * drawn}
         if job.returncode:
@@ -92,15 +91,16 @@ def main():
     args = parser.parse_args()
     file = RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
     results, names = load(file), args.only or list(NEEDS)
+    data = {name: data_for(name) for name in names}
     others = [load(other) for other in RESULTS.glob("*.json")]
     minutes = [minutes_of(name, results, others) for name in names]
     about = f"about {sum(minutes):.0f}" if all(minutes) else "nobody knows how many"
     print(f"On {processor()}: {about} minutes\n\n{HEAD}", flush=True)
     failed = []
-    for name in names:
+    for name, (root, drawn) in data.items():
         start, rows = time.perf_counter(), []
         try:
-            for row in rows_of(name, args.repeats):
+            for row in rows_of(name, root, drawn, args.repeats):
                 rows.append(row)
                 print(line(row), flush=True)
                 minutes = round((time.perf_counter() - start) / 60, 1)

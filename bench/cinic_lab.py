@@ -70,7 +70,7 @@ def single(repeats):
     plain = speeds["as it comes"]
     yield row(name, "plain", plain)
     yield row(name, "plain, with env.sh", speeds["plain"])
-    yield row(name, "loader, from epoch 2 on / plain", speeds["load"], plain, 20)
+    yield row(name, "loader / plain", speeds["load"], plain, 20)
     what = "loader and augmentation / plain"
     yield row(name, what, speeds["augmented"], plain, 20)
 

@@ -44,9 +44,8 @@ def prepare(source, target, splits, classes, size, skip_bad=False):
             every = (source / split / name).glob("*")
             images = sorted(f for f in every if f.suffix.lower() in SUFFIXES)
             if not images:
-                raise UserError(
-                    f"no images in {source / split / name}: get them all"
-                )
+                where = source / split / name
+                raise UserError(f"no images in {where}: type another --from")
             files += images
             labels += [label] * len(images)
     found = {file: what for file, what in found.items() if not file.exists()}
