@@ -21,15 +21,20 @@ from measure import HEAD, line
 from common.cli import OptionParser, at_least
 from common.data import REPOSITORY, SAMPLES, data_root
 from common.device import get_device
+from common.prepare import find_images
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# What each exercise needs in DATADIR; the plain way reads images in files.
+# What each exercise needs in DATADIR, and the image files that its plain way reads.
 NEEDS = {
-    "exercise8": ["dogs-vs-cats/train-*.pt", "dogs-vs-cats/train-2000/train"],
+    "exercise8": [f"dogs-vs-cats/{s}-*.pt" for s in ("train", "validation", "test")],
     "mnist_multigpu": ["MNIST/raw"],
     "cifar100_demo": ["cifar-100-python"],
-    "cinic_lab": ["CINIC/train-*.pt", "CINIC/**/train/airplane"],
+    "cinic_lab": [f"CINIC/{split}-*.pt" for split in ("train", "valid", "test")],
     "dp_ddp_intro": [],
+}
+IMAGES = {
+    "exercise8": ("dogs-vs-cats", "train", "cats"),
+    "cinic_lab": ("CINIC", "train", "airplane"),
 }
 
 
@@ -43,10 +48,13 @@ def processor():
 
 def data_for(exercise):
     """Return the DATADIR to use, and whether it is drawn; draw it if need be."""
-    root = data_root()
-    if all(any(root.glob(pattern)) for pattern in NEEDS[exercise]):
+    root, (name, *first) = data_root(), IMAGES.get(exercise, [""])
+    lacking = [what for what in NEEDS[exercise] if not any(root.glob(what))]
+    if first and not find_images(root / name, *first):
+        lacking.append(f"{name}/**/{'/'.join(first)}/, which the plain way reads")
+    if not lacking:
         return root, bool(NEEDS[exercise]) and root.resolve() == SAMPLES.resolve()
-    print(f"No data for {exercise} in {root}: on drawings", flush=True)
+    print(f"{exercise} on drawings: no {', '.join(lacking)} in {root}", flush=True)
     draw = [sys.executable, "sample_data.py"]
     subprocess.run(draw, cwd=REPOSITORY / exercise, check=True)
     return SAMPLES, True
@@ -75,6 +83,12 @@ def load(file):
     return json.loads(file.read_text()) if file.exists() else {"exercises": {}}
 
 
+def write(results, file):
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(results, indent=1) + "\n")
+    part.replace(file)
+
+
 def minutes_of(name, results, others):
     """Return how long an exercise took on this processor, or else at most on others.
 
@@ -94,25 +108,35 @@ def main():
     data = {name: data_for(name) for name in names}
     others = [load(other) for other in RESULTS.glob("*.json")]
     minutes = [minutes_of(name, results, others) for name in names]
-    about = f"about {sum(minutes):.0f}" if all(minutes) else "nobody knows how many"
+    about = f"about {sum(minutes):.0f}" if all(minutes) else "an unknown number of"
     print(f"On {processor()}: {about} minutes\n\n{HEAD}", flush=True)
     failed = []
     for name, (root, drawn) in data.items():
         start, rows = time.perf_counter(), []
+        before = results["exercises"].get(name, {})
+        measured = {
+            "torch": torch.__version__,
+            "repeats": args.repeats,
+            "rows": rows,
+        }
         try:
             for row in rows_of(name, root, drawn, args.repeats):
                 rows.append(row)
                 print(line(row), flush=True)
-                minutes = round((time.perf_counter() - start) / 60, 1)
-                measured = {
-                    "torch": torch.__version__,
-                    "minutes": minutes,
-                    "rows": rows,
+                # Until all rows are there: how long it took the last time.
+                results["exercises"][name] = {
+                    **before,
+                    **measured,
+                    "complete": False,
                 }
-                results["exercises"][name] = measured
-                file.write_text(json.dumps(results, indent=1) + "\n")
+                write(results, file)
         except subprocess.CalledProcessError:
             failed.append(name)
+            continue
+        minutes = round((time.perf_counter() - start) / 60, 1)
+        measured |= {"minutes": minutes, "complete": True}
+        results["exercises"][name] = measured
+        write(results, file)
     print(f"\nSaved {file}")
     if failed:
         sys.exit(f"Error: {', '.join(failed)} failed, see above; the rest is saved")

@@ -11,22 +11,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, InMemory, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks
-from common.prepare import read_photos
+from common.prepare import find_images, read_photos
 
 sys.path.insert(0, str(REPOSITORY / "exercise8"))
 import pytorch_dvc_cnn_pretrained as script
 import pytorch_dvc_cnn_pretrained_multigpu as multigpu
 
-from dataset import MEAN, NAME, RAW, SIZE, STD, augment, dogs_vs_cats
+from dataset import CLASSES, MEAN, NAME, SIZE, STD, augment, dogs_vs_cats
 
 BACKBONES = "vgg16", "tinyvgg"
 BATCH = 25
 SECONDS = 2.0  # about how long one repeat of a case takes
 
 
+def image_folder():
+    return find_images(data_dir(NAME), "train", CLASSES[0]) / "train"
+
+
 def input_only(repeats):
     """Yield the rows of the loader alone, on one core: files to batches."""
-    folder, train_set = data_dir(NAME) / RAW / "train", dogs_vs_cats()[0]
+    folder, train_set = image_folder(), dogs_vs_cats()[0]
     some = torch.randperm(len(train_set))[:400].tolist()
     files = sorted(folder.glob("*/*.jpg"))
 
@@ -92,7 +96,7 @@ class Setup:
 def of_backbone(backbone, repeats):
     """Yield the rows of the script for one GPU: its ceiling, and the plain way."""
     device, train_set = get_device(), dogs_vs_cats()[0]
-    folder = data_dir(NAME) / RAW / "train"
+    folder = image_folder()
     own = Setup(backbone, device)
     other = Setup(backbone, device, torch.contiguous_format)
     images, labels = train_set.__getitems__(range(BATCH))

@@ -67,8 +67,10 @@ def as_it_comes(program, *arguments):
         print("go", file=child.stdin, flush=True)
         return int(child.stdout.readline())
 
-    yield case
-    child.communicate()
+    try:
+        yield case
+    finally:
+        child.communicate()
 
 
 def row(script, what, speeds, against=None, goal=None):

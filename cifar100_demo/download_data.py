@@ -12,7 +12,7 @@ from common.download import by_torchvision
 
 
 def main():
-    by_torchvision(__doc__, CIFAR100, "cifar-100-python", "meta")
+    by_torchvision(__doc__, CIFAR100, "cifar-100-python", ["meta", "train", "test"])
 
 
 if __name__ == "__main__":

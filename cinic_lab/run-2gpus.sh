@@ -11,9 +11,9 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f run-2gpus.sh ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
+[[ -f cinic.py ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
 source common/env.sh
-need_script "$@"
+need_script run-2gpus.sh "$@"
 
 if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
     [[ ${SLURM_JOB_ID:-} ]] || export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1}

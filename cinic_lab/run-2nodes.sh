@@ -11,8 +11,8 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f run-2nodes.sh ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
+[[ -f cinic.py ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
 source common/env.sh
-need_script "$@"
+need_script run-2nodes.sh "$@"
 
 source common/2nodes.sh

@@ -5,32 +5,41 @@
 It goes to data/sample in the repository. The same images are drawn every time.
 """
 
-import numpy as np
+import colorsys
 
-from common.drawing import COLOURS, SHAPES, draw_data_set, draw_shape
-from common.prepare import prepare
+import numpy as np
+from PIL import ImageOps
+
+from common.drawing import background, draw_data_set
+from common.prepare import find_images, prepare
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
-def draw_images(folder, scale):
-    """Draw a shape, of a colour, for each of CINIC-10's classes.
+def draw_image(rng, label):
+    """Return an RGB image, 32 x 32, of tiles or clouds in the colour of a class."""
+    colour = [round(255 * c) for c in colorsys.hsv_to_rgb(label / 10, 1, 0.8)]
+    grey = background(rng, 32, 32).convert("L")
+    return ImageOps.colorize(grey, "black", "white", colour)
 
-    At scale 1 there are 1,000 images to train, 200 to validate, and 200 to test on.
-    """
-    kinds = list(zip(CLASSES, SHAPES.values(), COLOURS.values(), strict=True))
+
+def draw_images(folder, scale):
+    """At scale 1 draw 1,000 images to train, 200 to validate, and 200 to test on."""
     for split, images in {"train": 1000, "valid": 200, "test": 200}.items():
-        for label, (name, radii, colour) in enumerate(kinds):
+        for label, name in enumerate(CLASSES):
             target = folder / RAW / split / name
             target.mkdir(parents=True)
             for i in range(max(1, round(images * scale / 10))):
                 rng = np.random.default_rng([len(split), ord(split[0]), label, i])
-                image = draw_shape(rng, radii, colour)
-                image.save(target / f"{split}-{i}.png")
-    prepare(folder / RAW, folder, SPLITS, CLASSES, SIZE)
+                draw_image(rng, label).save(target / f"{split}-{i}.png")
+
+
+def prepare_drawing(folder):
+    source = find_images(folder, SPLITS[0], CLASSES[0])
+    prepare(source, folder, SPLITS, CLASSES, SIZE)
 
 
 def main():
-    draw_data_set(__doc__, NAME, draw_images)
+    draw_data_set(__doc__, NAME, draw_images, prepare_drawing)
 
 
 if __name__ == "__main__":

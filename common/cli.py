@@ -11,6 +11,9 @@ import time
 class UserError(Exception):
     """A user's mistake, in one line: what is wrong, what to type next."""
 
+    def __init__(self, text):
+        super().__init__(" ".join(text.splitlines()))  # others' errors may have more
+
 
 def report(kind, error, trace):
     """As sys.excepthook: of several processes, let the one that failed speak.

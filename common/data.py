@@ -21,7 +21,7 @@ def data_root():
 def data_dir(name):
     """Return the folder of a data set, or raise UserError if it is not there."""
     folder = data_root() / name
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # or it may not be looked at
         raise UserError(
             f"no data in {folder}: type `python download_data.py`, or for drawings "
             f"`python sample_data.py` and `export DATADIR={SAMPLES}`"
@@ -57,7 +57,7 @@ def load_prepared(name, splits, size):
     folder, sets = data_dir(name), []
     for split in splits:
         file = prepared_file(folder, split, size)
-        if not file.exists():
+        if not os.path.exists(file):
             raise UserError(
                 f"{folder} is not prepared, it has no {file.name}: type `python "
                 "download_data.py` on a login node"

@@ -5,11 +5,14 @@ it is whole.
 """
 
 import hashlib
+import http.client
+import os
 import shutil
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,6 +20,14 @@ from tqdm import tqdm
 from common.cli import OptionParser, UserError
 from common.data import data_root, prepared_file
 from common.prepare import find_images, prepare
+
+NOT_THE_ARCHIVE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    EOFError,
+    UserError,
+)
 
 
 def download_options(doc):
@@ -50,7 +61,7 @@ def fetch(url, file, checksum="", algorithm="md5"):
             with open(part, "ab" if have else "wb") as out, bar:
                 while block := reply.read(1 << 20):
                     bar.update(out.write(block))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         if getattr(error, "code", 0) != 416:  # 416: there is no more than we have
             raise UserError(f"{url}: {error}; try again on a login node") from None
     if part.stat().st_size < total:
@@ -74,7 +85,7 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
     parser.add_argument("--skip-bad", action="store_true", help=text)
     args = parser.parse_args()
     target, first = data_root() / name, (splits[0], classes[0])
-    if all(prepared_file(target, split, size).exists() for split in splits):
+    if all(os.path.exists(prepared_file(target, split, size)) for split in splits):
         return print(f"{target} is there already")
     try:
         source = find_images(args.source or target, *first)
@@ -84,6 +95,11 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
         if not source:
             fetch_and_unpack(args.url or url, target / raw, unpack, md5)
             source = find_images(target, *first)
+        if not os.access(target, os.W_OK):
+            raise UserError(
+                f"cannot write in {target}: type `export DATADIR=FOLDER`, a folder "
+                f"of your own, and add --from {source}"
+            )
         prepare(source, target, splits, classes, size, args.skip_bad)
     except OSError as error:
         where = error.filename or target
@@ -102,37 +118,43 @@ def fetch_and_unpack(url, folder, unpack, md5):
     print(f"Unpacking {archive}", flush=True)
     try:
         unpack(archive, part)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, UserError) as error:
+    except NOT_THE_ARCHIVE as error:
         archive.unlink()
         raise UserError(f"{url} is not the archive ({error}): try --url") from None
     part.rename(folder)
     archive.unlink()
 
 
-def by_torchvision(doc, dataset, name, file, folder=""):
+def by_torchvision(doc, dataset, name, files, folder=""):
     """The command download_data.py for a data set that torchvision fetches.
 
     dataset: its class; name: of its folder, which gets this name when it is whole.
-    With --from FOLDER that has such a file in it or below, what is beside the file
-    is copied to folder in it.
+    With --from FOLDER these files are copied to folder in it, from the one place in
+    FOLDER that has all of them.
     """
     args = download_options(doc).parse_args()
     target = data_root() / name
     unpacking = target.with_name(f"{name}.unpacking")
     if target.exists():
         return print(f"{target} is there already")
+    shutil.rmtree(unpacking, ignore_errors=True)
     if args.url:  # one of them is what the class looks at
-        dataset.url, dataset.mirrors = args.url, [args.url]
+        dataset.url, dataset.mirrors = args.url, [args.url.rstrip("/") + "/"]
     try:
         if args.source:
-            shutil.rmtree(unpacking, ignore_errors=True)
-            for found in list(args.source.glob(f"**/{file}"))[:1]:
-                shutil.copytree(found.parent, unpacking / name / folder)
+            found = [file.parent for file in args.source.glob(f"**/{files[0]}")]
+            found = [f for f in found if all((f / name).is_file() for name in files)]
+            if len(found) != 1:
+                raise ValueError(f"{len(found)} folders with {', '.join(files)}")
+            (unpacking / name / folder).mkdir(parents=True)
+            for file in files:
+                shutil.copyfile(found[0] / file, unpacking / name / folder / file)
         for train in (True, False):  # checks that the files can be read
             dataset(unpacking, train=train, download=not args.source)
+        (unpacking / name).rename(target)
     except Exception as error:
         where = f"in {args.source}" if args.source else "here: try on a login node"
         raise UserError(f"no whole {name} {where} ({error})") from None
-    (unpacking / name).rename(target)
-    shutil.rmtree(unpacking)
+    finally:
+        shutil.rmtree(unpacking, ignore_errors=True)
     print(f"{target} is ready")

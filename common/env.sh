@@ -27,7 +27,7 @@ fi
 # What is printed is at once in the job's output.
 export PYTHONUNBUFFERED=1
 # TensorFlow: warnings and errors alone. oneDNN, for CPUs, always says that it is there.
-export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0
+export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2} TF_ENABLE_ONEDNN_OPTS=0
 # torch.profiler: no messages of its own; one is an ERROR that there is no GPU.
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
@@ -36,11 +36,10 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # costs a fifth of tinyvgg's time.
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-# need_script "$@": a run script's first argument is a script, or its job ends here.
+# need_script RUN_SCRIPT "$@": its first argument is a script, or the job ends here.
 need_script() {
-    if [[ ! -f ${1:-} ]]; then
-        local name=${SLURM_JOB_NAME:-${0##*/}} # in a job $0 is a copy
-        echo "Error: no script '${1:-}' in $PWD: type sbatch $name SCRIPT.py" >&2
+    if [[ ! -f ${2:-} ]]; then
+        echo "Error: no script '${2:-}' in $PWD: type sbatch $1 SCRIPT.py" >&2
         exit 2
     fi
 }

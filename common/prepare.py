@@ -4,6 +4,7 @@ This is done once, on a login node, by an exercise's download_data.py or
 sample_data.py: a job that decoded them would keep its GPU waiting, and be billed.
 """
 
+import os
 from multiprocessing.pool import ThreadPool
 
 import torch
@@ -11,7 +12,7 @@ from PIL import Image
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from common.checkpoint import can_write, save
+from common.checkpoint import save
 from common.cli import UserError
 from common.data import prepared_file
 
@@ -24,7 +25,7 @@ def find_images(folder, split, name):
     """Return this folder, or one or two levels below it one that has split/name/."""
     for found in (folder, *folder.glob("*/"), *folder.glob("*/*/")):
         half_unpacked = ".part" in str(found.relative_to(folder))
-        if (found / split / name).is_dir() and not half_unpacked:
+        if os.path.isdir(found / split / name) and not half_unpacked:
             return found
 
 
@@ -34,8 +35,8 @@ def prepare(source, target, splits, classes, size, skip_bad=False):
     A file holds {"images": uint8 (N, 3, size, size), "labels": int64 (N,)}, by class
     and then by name; labels are 0, 1, ... in the order of the classes. It has its
     name when it is whole; one that is there already stays. The images of a split
-    must fit into memory. skip_bad: leave out images that cannot be read. Raises
-    UserError if there are such, if a class has none, or if there is no space.
+    must fit into memory, and twice if skip_bad leaves out some that cannot be read.
+    Raises UserError if there are such, if a class has none, or if there is no space.
     """
     found = {}
     for split in splits:
@@ -45,12 +46,14 @@ def prepare(source, target, splits, classes, size, skip_bad=False):
             images = sorted(f for f in every if f.suffix.lower() in SUFFIXES)
             if not images:
                 where = source / split / name
-                raise UserError(f"no images in {where}: type another --from")
+                raise UserError(
+                    f"no images in {where}: add them, or type another --from"
+                )
             files += images
             labels += [label] * len(images)
     found = {file: what for file, what in found.items() if not file.exists()}
-    for file in found:
-        can_write(file)
+    if not found:
+        return
     count = sum(len(files) for files, _ in found.values())
     megabytes = count * 3 * size * size / 1e6
     print(f"Preparing {count:,} images: {megabytes:,.1f} MB", flush=True)
@@ -61,18 +64,22 @@ def prepare(source, target, splits, classes, size, skip_bad=False):
             of_all = f"{len(bad)} of {len(files)} images cannot be read"
             if not skip_bad:
                 some = ", ".join(bad[:5]) + " ..." * (len(bad) > 5)
-                raise UserError(f"{of_all}: mend {some}, or add --skip-bad")
-            print(f"{file.name}: {of_all}, and are left out")
+                raise UserError(f"{of_all}: replace {some}, or add --skip-bad")
+            print(f"{file.name}: {of_all} and will be missing")
             images, labels = images[readable], labels[readable]
         save({"images": images, "labels": labels}, file)
+        for part in target.glob(f"{file.name}.*.part"):  # of calls that were killed
+            part.unlink(missing_ok=True)
 
 
 def read_photos(files, size, threads=None):
     """Return images, uint8 (N, 3, size, size), and which of them are readable (N,).
 
-    The others are black. threads: by default one for each CPU.
+    The others are black. threads: by default one for each CPU that may be used.
     """
     images = torch.zeros(len(files), 3, size, size, dtype=torch.uint8)
+    if threads is None and hasattr(os, "sched_getaffinity"):
+        threads = len(os.sched_getaffinity(0))
 
     def is_readable(i):
         try:

@@ -11,8 +11,8 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f jobscript.sh ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
+[[ -f model_parallel.py ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 source common/env.sh
-need_script "$@"
+need_script jobscript.sh "$@"
 
 exec "${PYTHON[@]}" "$@"

@@ -12,10 +12,10 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f jobscript_tensorflow_2nodes.sh ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
+[[ -f model_parallel.py ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 FRAMEWORK=tensorflow
 source common/env.sh
-need_script "$@"
+need_script jobscript_tensorflow_2nodes.sh "$@"
 
 if [[ ${SLURM_JOB_ID:-} ]]; then
     exec srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"

@@ -11,9 +11,9 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f run-2gpus.sh ]] || { echo "Error: type cd exercise8 first" >&2; exit 2; }
+[[ -f pytorch_dvc_cnn_pretrained.py ]] || { echo "Error: type cd exercise8 first" >&2; exit 2; }
 source common/env.sh
-need_script "$@"
+need_script run-2gpus.sh "$@"
 
 gpus 2
 exec "${PYTHON[@]}" -m common.torchrun --standalone \

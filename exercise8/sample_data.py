@@ -11,7 +11,7 @@ import numpy as np
 from PIL import ImageDraw
 
 from common.drawing import background, draw_data_set
-from common.prepare import prepare
+from common.prepare import find_images, prepare
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
@@ -79,11 +79,15 @@ def draw_photos(folder, scale):
                 rng = np.random.default_rng([len(split), label, i])
                 file = target / f"{kind[:-1]}.{i}.jpg"
                 draw_animal(rng, kind).save(file, quality=90)
-    prepare(folder / RAW, folder, SPLITS, CLASSES, SIZE)
+
+
+def prepare_drawing(folder):
+    source = find_images(folder, SPLITS[0], CLASSES[0])
+    prepare(source, folder, SPLITS, CLASSES, SIZE)
 
 
 def main():
-    draw_data_set(__doc__, NAME, draw_photos)
+    draw_data_set(__doc__, NAME, draw_photos, prepare_drawing)
 
 
 if __name__ == "__main__":

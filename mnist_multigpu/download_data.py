@@ -1,7 +1,7 @@
 """Fetches MNIST, on a login node: compute nodes mostly have no network.
 
     python download_data.py
-    python download_data.py --from FOLDER   # that holds MNIST/raw/, or its files
+    python download_data.py --from FOLDER   # that holds MNIST/raw/
 
 It goes to DATADIR, or else to data/ in the repository.
 """
@@ -10,9 +10,12 @@ from torchvision.datasets import MNIST
 
 from common.download import by_torchvision
 
+SPLITS, KINDS = ("train", "t10k"), ("images-idx3", "labels-idx1")
+
 
 def main():
-    by_torchvision(__doc__, MNIST, "MNIST", "t10k-images-idx3-ubyte", "raw")
+    files = (f"{split}-{kind}-ubyte" for split in SPLITS for kind in KINDS)
+    by_torchvision(__doc__, MNIST, "MNIST", list(files), "raw")
 
 
 if __name__ == "__main__":

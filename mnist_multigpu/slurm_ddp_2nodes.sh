@@ -13,7 +13,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f slurm_ddp_2nodes.sh ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
+[[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
 set -- mnist_ddp.py "$@"

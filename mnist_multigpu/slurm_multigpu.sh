@@ -13,7 +13,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f slurm_multigpu.sh ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
+[[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
 profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof

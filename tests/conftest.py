@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,8 +21,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 
 
-EXERCISES = ("exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab")
-EXERCISES += ("dp_ddp_intro",)
+WITH_DATA = ("exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab")
+EXERCISES = (*WITH_DATA, "dp_ddp_intro")
 loaded = {exercise: {} for exercise in EXERCISES}
 
 
@@ -49,7 +51,43 @@ def call(module, *options):
         module.main()
 
 
-def draw(folder, scale, exercises=EXERCISES[:4]):
+@contextmanager
+def mistake(words):
+    """A user's mistake is raised, in one line with these words."""
+    from common.cli import UserError
+
+    with pytest.raises(UserError, match=words) as error:
+        yield
+    assert "\n" not in str(error.value), error.value
+
+
+def as_nobody(function):
+    """Call it as a user who may not do everything, in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            function()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def public():
+    """A folder that every user may write in."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder)
+
+
+def draw(folder, scale, exercises=WITH_DATA):
     for exercise in exercises:
         call(load(exercise, "sample_data"), "--to", folder, "--scale", scale)
     return folder

@@ -16,10 +16,18 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import REPOSITORY, call, copy_room, load, run, serving, torchrun
+from conftest import (
+    REPOSITORY,
+    call,
+    copy_room,
+    load,
+    mistake,
+    run,
+    serving,
+    torchrun,
+)
 from test_steps import Watch
 
-from common.cli import UserError
 from common.compare import compare, read_runs
 from common.log import RunLog
 
@@ -354,7 +362,7 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
 )
 def test_mistakes(script, options, words, tmp_path, monkeypatch):
     monkeypatch.setenv("DATADIR", str(tmp_path))
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         call(load("cifar100_demo", script), *options)
 
 
@@ -374,7 +382,7 @@ def test_damaged_data(size, sample, tmp_path, monkeypatch):
     for name in ("test", "train"):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[:size])
-        with pytest.raises(UserError, match=f"{name} is damaged .*: delete"):
+        with mistake(f"{name} is damaged .*: delete"):
             cifar100()
 
 
@@ -398,7 +406,7 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
     monkeypatch.setattr(CIFAR100, "url", "")
     monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
     with serving(served) as url:
-        with pytest.raises(UserError, match="login node"):
+        with mistake("login node"):
             call(module, "--url", f"{url}/gone.tar.gz")
         assert not (tmp_path / "data/cifar-100-python").exists()
         call(module, "--url", f"{url}/{archive.name}")
@@ -412,6 +420,6 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
         assert len(cifar100()[1]) == 100
     (saved / "test").write_bytes(b"half")
     monkeypatch.setenv("DATADIR", str(tmp_path / "none"))
-    with pytest.raises(UserError, match=f"no whole cifar-100-python in {saved}"):
+    with mistake(f"no whole cifar-100-python in {saved}"):
         call(module, "--from", saved)
     assert not (tmp_path / "none/cifar-100-python").exists()

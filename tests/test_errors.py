@@ -5,9 +5,7 @@ import shutil
 import sys
 
 import pytest
-from conftest import QUICK, call, load, run
-
-from common.cli import UserError
+from conftest import QUICK, call, load, mistake, run
 
 NAME = "pytorch_dvc_cnn_pretrained"
 ONE, TWO = f"{NAME}.py", f"{NAME}_multigpu.py"
@@ -91,9 +89,7 @@ def test_more_processes_than_gpus(monkeypatch):
     )
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(
-        UserError, match=r"2 processes, but 1 GPU.*--nproc-per-node=1"
-    ):
+    with mistake(r"2 processes, but 1 GPU.*--nproc-per-node=1"):
         get_device(1)
 
 
@@ -118,7 +114,7 @@ def test_batch_that_cannot_be_split(room, sample):
     ],
 )
 def test_bad_option(option):
-    with pytest.raises(UserError, match=f"{option[0]}.*--help"):
+    with mistake(f"{option[0]}.*--help"):
         call(load("exercise8", NAME), *option)
 
 

@@ -11,11 +11,9 @@ from itertools import chain
 import conftest
 import pytest
 import torch
-from conftest import REPOSITORY, call, copy_room, run, torchrun
+from conftest import REPOSITORY, call, copy_room, mistake, run, torchrun
 from test_steps import Watch
 from torch.nn.functional import cross_entropy
-
-from common.cli import UserError
 
 INTRO, SPY = REPOSITORY / "dp_ddp_intro", REPOSITORY / "tests/spy_intro.py"
 TINY = ("--layers", 2, "--width", 32, "--heads", 4, "--length", 16, "--lr", 0.003)
@@ -258,7 +256,7 @@ def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
     for name in ("RANK", "LOCAL_RANK") if ranks else ():
         monkeypatch.setenv(name, "0")
         monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         call(load(script), *options)
     assert not (tmp_path / "logs").exists()
 

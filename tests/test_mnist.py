@@ -11,9 +11,17 @@ from itertools import chain
 
 import pytest
 import torch
-from conftest import REPOSITORY, call, copy_room, load, run, serving, torchrun
+from conftest import (
+    REPOSITORY,
+    call,
+    copy_room,
+    load,
+    mistake,
+    run,
+    serving,
+    torchrun,
+)
 
-from common.cli import UserError
 from common.data import normalise
 
 QUICK = ("--epochs", "1", "--batch-size", "64", "--log-interval", "3")
@@ -203,7 +211,7 @@ def test_digits_are_in_memory(sample, monkeypatch):
 
 
 def fails(words, *options):
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         call(load("mnist_multigpu", "mnist_singlegpu"), *options)
 
 
@@ -221,7 +229,7 @@ def test_damaged_data(size, sample, tmp_path, monkeypatch):
     if size is not None:
         file.write_bytes(body[:size])
     monkeypatch.setenv("DATADIR", str(tmp_path))
-    with pytest.raises(UserError, match=r"damaged .*delete it"):
+    with mistake(r"damaged .*delete it"):
         load("mnist_multigpu", "dataset").mnist()
 
 
@@ -240,7 +248,7 @@ def test_a_model_that_cannot_be_saved(tmp_path, monkeypatch):
 def test_download_copies_a_folder(sample, tmp_path, monkeypatch):
     target, module = tmp_path / "data", load("mnist_multigpu", "download_data")
     monkeypatch.setenv("DATADIR", str(target))
-    with pytest.raises(UserError, match="none"):
+    with mistake("none"):
         call(module, "--from", tmp_path / "none")
     assert not (target / "MNIST").exists()
     for folder in (sample, sample / "MNIST", sample / "MNIST/raw"):
@@ -249,10 +257,20 @@ def test_download_copies_a_folder(sample, tmp_path, monkeypatch):
         assert [path.name for path in target.iterdir()] == ["MNIST"]
         assert len(list((target / "MNIST/raw").iterdir())) == 4
     shutil.rmtree(target)
+    both = tmp_path / "both"  # FashionMNIST's files have the same names
+    for name in ("FashionMNIST", "MNIST"):
+        shutil.copytree(sample / "MNIST", both / name)
+    with mistake("no whole MNIST in .*2 folders"):
+        call(module, "--from", both)
+    assert not target.exists() or list(target.iterdir()) == []
+    (target / "MNIST.unpacking/MNIST/raw").mkdir(parents=True)  # of a killed call
+    call(module, "--from", both / "MNIST")
+    assert [path.name for path in target.iterdir()] == ["MNIST"]
+    shutil.rmtree(target)
     half = shutil.copytree(sample / "MNIST", tmp_path / "half")
     file = half / "raw/t10k-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:99])
-    with pytest.raises(UserError, match="no whole MNIST in"):
+    with mistake("no whole MNIST in"):
         call(module, "--from", half)
     assert not (target / "MNIST").exists()
 
@@ -274,7 +292,7 @@ def test_download_from_a_server(sample, tmp_path, monkeypatch):
     with serving(served) as url:
         gone = served / resources[-1][0]
         gone.rename(tmp_path / "gone")  # it breaks off at the last file
-        with pytest.raises(UserError, match=r"login node"):
+        with mistake(r"login node"):
             call(module, "--url", f"{url}/")
         assert not (tmp_path / "data/MNIST").exists()
         (tmp_path / "gone").rename(gone)

@@ -1,5 +1,6 @@
 """Images in files become a file for each split, whole, or one line says why."""
 
+import codecs
 import os
 import re
 import resource
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, call, copy_room, load
+from conftest import REPOSITORY, as_nobody, call, copy_room, load, mistake
 from PIL import Image
 
 from common import prepare
@@ -100,7 +101,7 @@ def test_an_image_that_cannot_be_read(kind, source, target, capsys):
     train, _ = do(source, target, skip_bad=True)
     assert train.images[:, 0, 4, 4].tolist() == list(range(30))
     assert train.labels.sum() == 15 and len(train) == 30
-    said = "train-8.pt: 1 of 31 images cannot be read, and are left out"
+    said = "train-8.pt: 1 of 31 images cannot be read and will be missing"
     assert said in capsys.readouterr().out
 
 
@@ -135,11 +136,61 @@ def test_no_space(source, target):
     assert len(do(source, target)[0]) == 30
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written(source, target):
-    target.chmod(0o500)
-    with pytest.raises(UserError, match="cannot write"):
-        do(source, target)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("exercise", ["exercise8", "cifar100_demo"])
+def test_data_that_others_may_only_read(exercise, sample, public, monkeypatch):
+    """With DATADIR there: what to type. With it elsewhere: the data are taken."""
+    module, dataset = load(exercise, "download_data"), load(exercise, "dataset")
+    name = getattr(dataset, "NAME", "cifar-100-python")
+    get = getattr(dataset, "dogs_vs_cats", None) or dataset.cifar100
+    shared = public / "shared"
+    ignore = shutil.ignore_patterns("*.pt")
+    shutil.copytree(sample / name, shared / name, ignore=ignore)
+    for folder in (shared, *shared.rglob("*/")):
+        folder.chmod(0o555)
+    (shared / "private").mkdir(mode=0o700)
+    if exercise == "cifar100_demo":  # drawings have other sums
+        for check in ("CIFAR100._check_integrity", "cifar.check_integrity"):
+            monkeypatch.setattr(f"torchvision.datasets.{check}", lambda *args: True)
+
+    codecs.lookup("latin1")  # nobody may not read where Python lies
+
+    def as_student():
+        if exercise == "exercise8":
+            monkeypatch.setenv("DATADIR", str(shared))
+            with mistake(r"cannot write .* `export DATADIR=FOLDER`.*--from"):
+                call(module)
+        monkeypatch.setenv("DATADIR", str(public / "mine"))
+        call(module, "--from", shared)
+        call(module, "--from", shared)  # is there already
+        monkeypatch.setenv("DATADIR", str(shared / "private/x"))
+        with mistake("no data"):
+            get()
+
+    as_nobody(as_student)
+    monkeypatch.setenv("DATADIR", str(public / "mine"))
+    assert len(get()[0]) == (64 if exercise == "exercise8" else 500)
+
+
+def test_the_part_that_a_killed_call_left_goes(source, target):
+    (target / "train-8.pt.123.part").write_bytes(b"half")
+    do(source, target)
+    assert names(target) == ["test-8.pt", "train-8.pt"]
+
+
+@pytest.mark.parametrize("exercise", ["exercise8", "cinic_lab"])
+def test_drawings_that_are_not_prepared_yet(exercise, sample, tmp_path):
+    dataset = load(exercise, "dataset")
+    shutil.copytree(sample / dataset.NAME, tmp_path / dataset.NAME)
+    for file in (tmp_path / dataset.NAME).glob("*.pt"):
+        file.unlink()
+    call(load(exercise, "sample_data"), "--to", tmp_path)
+    assert len(list((tmp_path / dataset.NAME).glob("*.pt"))) == 3
+    with mistake("--scale"):
+        call(load(exercise, "sample_data"), "--to", tmp_path, "--scale", 0)
+    (tmp_path / "file").write_text("")
+    with mistake("type another --to"):
+        call(load(exercise, "sample_data"), "--to", tmp_path / "file/x")
 
 
 def test_a_large_photo_is_decoded_small_and_still_right(tmp_path):

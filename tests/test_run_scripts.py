@@ -127,8 +127,10 @@ def test_a_killed_rank_ends_the_job(room):
 def test_run_scripts_are_portable(script):
     text, room = script.read_text(), script.parent.name
     assert "set -euo pipefail" in text and "source common/env.sh" in text
-    elsewhere = f'echo "Error: type cd {room} first" >&2; exit 2;'
-    assert f"[[ -f {script.name} ]] || {{ {elsewhere} }}" in text
+    for other in {*EXERCISES, "tests"} - {room}:  # as a job that is elsewhere
+        done = run(["bash", script, "x.py"], REPOSITORY / other, SLURM_JOB_ID="1")
+        assert done.returncode == 2
+        assert done.stderr == f"Error: type cd {room} first\n" and done.stdout == ""
     assert not re.search(r"^# SBATCH|\$\*|SLURM_GPUS_PER_NODE", text, re.M)
     for site in ("account", "partition", "reservation"):
         assert f"--{site}" not in text

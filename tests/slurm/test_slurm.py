@@ -222,7 +222,7 @@ def test_submitted_from_elsewhere(sbatch, tmp_path):
     room, other = (copy_room_into(tmp_path, e) for e in ("exercise8", "cinic_lab"))
     (room / "x.py").write_text(SHOWS)
     for folder, path in ((tmp_path, "exercise8"), (other, "../exercise8")):
-        state, output = finish(sbatch(folder, f"{path}/run-8gpus.sh", "x.py"))
+        state, output = finish(sbatch(folder, f"{path}/run.sh", "cinic.py"))
         assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0")
         assert output == "Error: type cd exercise8 first\n"
 
