@@ -50,7 +50,6 @@ def fetch(url, file, checksum="", algorithm="md5"):
     part = file.with_name(f"{file.name}.part")
     total = have = part.stat().st_size if part.exists() else 0
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
         request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"})
         with urllib.request.urlopen(request, timeout=60) as reply:
             have *= reply.status == 206  # 200: all of it comes, from the start
@@ -58,6 +57,7 @@ def fetch(url, file, checksum="", algorithm="md5"):
             bar = tqdm(
                 total=total, initial=have, unit="B", unit_scale=1, disable=None
             )
+            part.parent.mkdir(parents=True, exist_ok=True)
             with open(part, "ab" if have else "wb") as out, bar:
                 while block := reply.read(1 << 20):
                     bar.update(out.write(block))
@@ -91,10 +91,10 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
         source = find_images(args.source or target, *first)
         if not source and args.source:
             raise UserError(f"no {'/'.join(first)}/ in {args.source}: type another")
-        target.mkdir(parents=True, exist_ok=True)
         if not source:
             fetch_and_unpack(args.url or url, target / raw, unpack, md5)
             source = find_images(target, *first)
+        target.mkdir(parents=True, exist_ok=True)
         if not os.access(target, os.W_OK):
             raise UserError(
                 f"cannot write in {target}: type `export DATADIR=FOLDER`, a folder "

@@ -190,6 +190,7 @@ def test_the_command_without_a_network(exercise, tmp_path):
     done = run(command, REPOSITORY / exercise, tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert "login node" in done.stderr and "Error: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def cinic_archive(classes):
