@@ -37,7 +37,6 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
             drawing.rename(target)
         prepare(target)
     except OSError as error:
-        raise UserError(
-            f"{error.filename}: {error.strerror}; type another --to"
-        ) from None
+        where = error.filename or target
+        raise UserError(f"{where}: {error.strerror}; type another --to") from None
     print(f"{target} is ready: type `export DATADIR={args.to.resolve()}`")

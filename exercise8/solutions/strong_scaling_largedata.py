@@ -21,7 +21,7 @@ from common.device import get_device, get_ranks  # DDP: which process is this?
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, augment, dogs_vs_cats
-from split_evenly import split_evenly  # STRONG: or says what can be split
+from split_evenly import split_evenly  # STRONG: refuses 25 over 2
 
 
 class Classifier(nn.Module):
