@@ -40,8 +40,8 @@ IMAGES = {
 
 def processor():
     """Return the name of the GPU, or else of the CPU and what it can do."""
-    if get_device().type != "cpu":
-        return torch.cuda.get_device_name()
+    if (device := get_device()).type != "cpu":
+        return torch.get_device_module(device).get_device_name(device)
     names = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
     return f"{names[0]}, {torch.backends.cpu.get_cpu_capability()}"
 

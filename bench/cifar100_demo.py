@@ -5,11 +5,11 @@ from argparse import Namespace
 
 import plain_cifar
 import torch
-from measure import against_one, as_it_comes, main, measure, row
+from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, InMemory, make_loader
-from common.device import get_device, get_ranks
+from common.data import REPOSITORY, make_loader
+from common.device import get_device, get_ranks, pick_dtype
 from common.log import RunLog
 
 sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
@@ -20,9 +20,7 @@ from dataset import cifar100
 
 GPU = torch.accelerator.is_available()
 ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPU else ("resnet18", 64, 32)
-STEPS = 20 if GPU else 4
 PLAIN_STEPS = 2
-ARGS = Namespace(steps=STEPS)
 
 
 def wait(log, done, total, sums, start):
@@ -33,16 +31,21 @@ def wait(log, done, total, sums, start):
 script.report_iterations = ddp.report_iterations = wait
 
 
-def make(device, amp=False):
-    """Return the model of the scripts, and its optimizer."""
-    model = script.Classifier(ARCH, SIZE, amp)
+def make(device, dtype=None):
+    """Return the model of the scripts, its optimizer, and the scaler."""
+    model = script.Classifier(ARCH, SIZE, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.01, momentum=0.9, fused=True
+    )
+    scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    return model, optimizer, scaler
 
 
-def train(module, model, loader, optimizer, device):
-    log = RunLog(ARGS, device, enabled=False)
-    module.train(ARGS, model, device, loader, optimizer, log, None)
+def train(module, device, loader, model, *optimizer_and_scaler):
+    args = Namespace(steps=len(loader))
+    log = RunLog(args, device, enabled=False)
+    module.train(args, model, device, loader, *optimizer_and_scaler, log, None)
 
 
 def input_only(repeats):
@@ -51,7 +54,7 @@ def input_only(repeats):
     loader = make_loader(
         train_set, plain_cifar.BATCH, torch.device("cpu"), None, True
     )
-    resize = script.Classifier("resnet18", plain_cifar.SIZE, False)
+    resize = script.Classifier("resnet18", plain_cifar.SIZE, None)
     resize.resnet = torch.nn.Identity()
     plain_loader = plain_cifar.make_loader()
 
@@ -85,22 +88,26 @@ def single(repeats):
     yield from input_only(repeats)
     device, (train_set, _) = get_device(), cifar100()
     images, labels = train_set.__getitems__(range(BATCH))
-    batches = [(images.to(device), labels.to(device))] * STEPS
-    some = slice(STEPS * BATCH)
-    part = InMemory(train_set.images[some], train_set.labels[some])
-    loader = make_loader(part, BATCH, device, shuffle=True)
-    cases = {}
-    for option in ("", " --amp"):
-        model, optimizer = make(device, amp=option == " --amp")
-        for case, batch_loader in (("ceiling", batches), ("script", loader)):
+    batch, cases = (images.to(device), labels.to(device)), {}
+    options = {"": None}
+    if dtype := pick_dtype(device):  # a CPU may have none of 16 bits
+        options[f" --amp, {str(dtype)[6:]}"] = dtype
+    for option, dtype in options.items():
+        made = make(device, dtype)
+        steps = steps_for(
+            lambda n, made=made: train(script, device, [batch] * n, *made)
+        )
+        some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
+        loader = make_loader(train_set, BATCH, device, some)
+        for case, batches in (("ceiling", [batch] * steps), ("script", loader)):
 
-            def case_train(model=model, optimizer=optimizer, loader=batch_loader):
-                train(script, model, loader, optimizer, device)
-                return STEPS * BATCH
+            def case_train(made=made, batches=batches):
+                train(script, device, batches, *made)
+                return len(batches) * BATCH
 
             cases[case + option] = case_train
     speeds = measure(cases, repeats)
-    for option in ("", " --amp"):
+    for option in options:
         name = f"train_cifar100.py{option}, {ARCH}, {SIZE} pixels"
         own, ceiling = speeds[f"script{option}"], speeds[f"ceiling{option}"]
         yield row(name, "ceiling", ceiling)
@@ -110,22 +117,23 @@ def single(repeats):
 def scaling(repeats):
     """Return the rows of all processes against one; all of them call it."""
     device = get_device(get_ranks()[1])
-    (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
+    alone, (own, *others) = make(device), make(device)
     ddp_model = DistributedDataParallel(own)
+    ddp_model.broadcast_buffers = False
     images = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8)
     images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
 
-    def batches(size):
-        return [(images[:size], labels[:size])] * STEPS
+    def batches(size, steps):
+        return [(images[:size], labels[:size])] * steps
 
-    def by_itself(size):
-        train(script, alone, batches(size), alone_optimizer, device)
+    def by_itself(*size_and_steps):
+        train(script, device, batches(*size_and_steps), *alone)
 
-    def together(size):
-        train(ddp, ddp_model, batches(size), own_optimizer, device)
+    def together(*size_and_steps):
+        train(ddp, device, batches(*size_and_steps), ddp_model, *others)
 
     name = f"train_ddp_cifar100.py, {ARCH}, {SIZE} pixels"
-    return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+    return against_one(name, BATCH, by_itself, together, repeats)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from argparse import Namespace
 
 import plain_cinic
 import torch
-from measure import against_one, as_it_comes, main, measure, row
+from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, InMemory, data_dir, make_loader, normalise
-from common.device import get_device, get_ranks
+from common.data import REPOSITORY, data_dir, make_loader, normalise
+from common.device import get_device, get_ranks, pick_dtype
 from common.log import Nothing, RunLog
 from common.prepare import find_images
 
@@ -21,21 +21,22 @@ import cinic_tensorboard as one_gpu
 from dataset import CLASSES, MEAN, NAME, STD, cinic, crop_and_flip
 from state import State
 
-BATCH, STEPS = plain_cinic.BATCH, 4
+BATCH = plain_cinic.BATCH
 ARGS = Namespace(log_interval=10**9)
 
 
 class Setup:
     """A resnet18 of a script, and what trains it."""
 
-    def __init__(self, module, device):
+    def __init__(self, module, device, dtype=None):
         model = module.Classifier("resnet18")
         self.model = model.to(device, memory_format=torch.channels_last)
-        self.model.dtype = torch.bfloat16
-        optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9)
+        self.model.dtype = dtype
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9, fused=True)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
         self.state = State(self.model, optimizer, scheduler, device)
-        self.state.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        fp16 = dtype == torch.float16
+        self.state.scaler = torch.GradScaler(device.type, enabled=fp16)
         self.module, self.device = module, device
 
     def train(self, loader, model=None, writer=()):
@@ -76,18 +77,18 @@ def single(repeats):
 
     own = Setup(script, device)
     images, labels = train_set.__getitems__(range(BATCH))
-    batches = [(images.to(device), labels.to(device))] * STEPS
-    part = torch.randint(len(train_set), (STEPS * BATCH,))
-    part = InMemory(train_set.images[part], train_set.labels[part])
-    loader_of_part = make_loader(part, BATCH, device, shuffle=True)
+    batch = images.to(device), labels.to(device)
+    steps = steps_for(lambda steps: own.train([batch] * steps))
+    some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
+    some_loader = make_loader(train_set, BATCH, device, some)
 
     def own_train(loader):
         own.train(loader)
-        return STEPS * BATCH
+        return steps * BATCH
 
     cases = {
-        "ceiling": lambda: own_train(batches),
-        "script": lambda: own_train(loader_of_part),
+        "ceiling": lambda: own_train([batch] * steps),
+        "script": lambda: own_train(some_loader),
     }
     speeds = measure(cases, repeats)
     name = "cinic.py, resnet18"
@@ -98,23 +99,25 @@ def single(repeats):
 def scaling(repeats):
     """Return the rows of all processes against one; all of them call it."""
     device = get_device(get_ranks()[1])
-    alone, own = Setup(one_gpu, device), Setup(ddp, device)
+    dtype = pick_dtype(device)
+    alone, own = Setup(one_gpu, device, dtype), Setup(ddp, device, dtype)
     ddp_model = DistributedDataParallel(own.model)
+    ddp_model.broadcast_buffers = False
     images = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8)
     images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
     writer = (Nothing(),)
 
-    def batches(size):
-        return [(images[:size], labels[:size])] * STEPS
+    def batches(size, steps):
+        return [(images[:size], labels[:size])] * steps
 
-    def by_itself(size):
-        alone.train(batches(size), writer=writer)
+    def by_itself(*size_and_steps):
+        alone.train(batches(*size_and_steps), writer=writer)
 
-    def together(size):
-        own.train(batches(size), ddp_model, writer)
+    def together(*size_and_steps):
+        own.train(batches(*size_and_steps), ddp_model, writer)
 
-    name = "cinic_ddp.py, resnet18"
-    return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+    name = f"cinic_ddp.py, resnet18, {str(dtype or torch.float32)[6:]}"
+    return against_one(name, BATCH, by_itself, together, repeats)
 
 
 if __name__ == "__main__":

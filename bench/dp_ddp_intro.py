@@ -1,10 +1,10 @@
-"""What is measured of dp_ddp_intro, with a small model."""
+"""What is measured of dp_ddp_intro. The scripts' default model is for GPUs."""
 
 import functools
 import sys
 
 import torch
-from measure import against_one, main, measure, row
+from measure import against_one, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, make_loader
@@ -19,35 +19,41 @@ from model import Transformer
 
 sys.path.pop(0)  # or its folder tensorflow passes for TensorFlow
 
-BATCH, STEPS, LENGTH = 16, 3, 256  # as in the scripts, but for the steps
+BATCH, LENGTH = 16, 256  # as in the scripts
+SMALL = {"layers": 2, "width": 128, "heads": 4}
+OPTIONS = {} if torch.accelerator.is_available() else SMALL
 
 
 def make(device):
-    """Return a small model, and its optimizer."""
-    model = Transformer(layers=2, width=128, heads=4, length=LENGTH).to(device)
-    return model, torch.optim.Adam(model.parameters(), 0.003)
+    """Return the model, and its optimizer."""
+    model = Transformer(length=LENGTH, **OPTIONS).to(device)
+    return model, torch.optim.Adam(model.parameters(), 0.0003)
 
 
 @functools.cache
-def batches_on(device, size=BATCH):
-    """Return the same batch many times; it stays on the device."""
+def batch_on(device, size=BATCH):
+    """Return a batch that stays on the device."""
     data = random_sequences(size, LENGTH)
-    return [(data.images.to(device), data.labels.to(device))] * STEPS
+    return data.images.to(device), data.labels.to(device)
 
 
 def single(repeats):
     """Yield the rows of the script for one GPU: sequences/s against its ceiling."""
     device = get_device()
     model, optimizer = make(device)
-    batches = batches_on(device)
-    data = random_sequences(STEPS * BATCH, LENGTH)
-    loader = make_loader(data, BATCH, device, shuffle=True)
+    batch = batch_on(device)
 
     def train(loader):
         script.train(model, loader, optimizer, device)
-        return STEPS * BATCH
+        return len(loader) * BATCH
 
-    cases = {"ceiling": lambda: train(batches), "script": lambda: train(loader)}
+    steps = steps_for(lambda steps: train([batch] * steps))
+    data = random_sequences(steps * BATCH, LENGTH)
+    loader = make_loader(data, BATCH, device, shuffle=True)
+    cases = {
+        "ceiling": lambda: train([batch] * steps),
+        "script": lambda: train(loader),
+    }
     speeds = measure(cases, repeats)
     name = "dp_ddp_intro/single.py"
     yield row(name, "ceiling", speeds["ceiling"])
@@ -60,14 +66,16 @@ def scaling(repeats):
     (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
     ddp_model = DistributedDataParallel(own)
 
-    def by_itself(size):
-        script.train(alone, batches_on(device, size), alone_optimizer, device)
+    def by_itself(size, steps):
+        batches = [batch_on(device, size)] * steps
+        script.train(alone, batches, alone_optimizer, device)
 
-    def together(size):
-        ddp.train(ddp_model, batches_on(device, size), own_optimizer, device)
+    def together(size, steps):
+        batches = [batch_on(device, size)] * steps
+        ddp.train(ddp_model, batches, own_optimizer, device)
 
     name = "dp_ddp_intro/ddp.py"
-    return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+    return against_one(name, BATCH, by_itself, together, repeats)
 
 
 if __name__ == "__main__":

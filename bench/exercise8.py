@@ -5,8 +5,7 @@ import sys
 
 import plain_photos as plain
 import torch
-import torch.distributed as dist
-from measure import against_one, as_it_comes, main, measure, row
+from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, InMemory, data_dir, make_loader, normalise
@@ -21,7 +20,6 @@ from dataset import CLASSES, MEAN, NAME, SIZE, STD, augment, dogs_vs_cats
 
 BACKBONES = "vgg16", "tinyvgg"
 BATCH = 25
-SECONDS = 2.0  # about how long one repeat of a case takes
 
 
 def image_folder():
@@ -83,15 +81,6 @@ class Setup:
     def train(self, loader):
         script.train(self.model, loader, self.optimizer, self.device)
 
-    def steps(self, batch):
-        """Return how many steps on this batch take about SECONDS, at least 1."""
-
-        def one():
-            self.train([batch])
-            return 1
-
-        return max(1, round(SECONDS * max(measure({"one": one}, 2)["one"])))
-
 
 def of_backbone(backbone, repeats):
     """Yield the rows of the script for one GPU: its ceiling, and the plain way."""
@@ -101,7 +90,7 @@ def of_backbone(backbone, repeats):
     other = Setup(backbone, device, torch.contiguous_format)
     images, labels = train_set.__getitems__(range(BATCH))
     batch = images.to(device), labels.to(device)
-    steps = own.steps(batch)
+    steps = steps_for(lambda steps: own.train([batch] * steps))
     some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
     few = some[: 8 * BATCH]
     loader = make_loader(train_set, BATCH, device, some)
@@ -131,27 +120,24 @@ def of_backbone(backbone, repeats):
 
 def scaling_of(backbone, repeats):
     """Return the rows of all processes against one; all of them call it."""
-    rank, local_rank, _ = get_ranks()
-    device = get_device(local_rank)
+    device = get_device(get_ranks()[1])
     alone, own = Setup(backbone, device), Setup(backbone, device)
     ddp_model = DistributedDataParallel(own.model)
     images = torch.randint(0, 256, (BATCH, 3, 150, 150), dtype=torch.uint8)
     images, labels = images.to(device), torch.zeros(BATCH, device=device)
-    steps = alone.steps((images, labels)) if rank == 0 else 0
-    steps = torch.tensor(steps, device=device)
-    dist.broadcast(steps, 0)
 
-    def batches(size):
-        return [(images[:size], labels[:size])] * int(steps)
+    def batches(size, steps):
+        return [(images[:size], labels[:size])] * steps
 
-    def by_itself(size):
-        alone.train(batches(size))
+    def by_itself(*size_and_steps):
+        alone.train(batches(*size_and_steps))
 
-    def together(size):
-        multigpu.train(ddp_model, batches(size), own.optimizer, device)
+    def together(*size_and_steps):
+        loader = batches(*size_and_steps)
+        multigpu.train(ddp_model, loader, own.optimizer, device)
 
     name = f"pytorch_dvc_cnn_pretrained_multigpu.py, {backbone}"
-    return against_one(name, BATCH, int(steps), by_itself, together, repeats)
+    return against_one(name, BATCH, by_itself, together, repeats)
 
 
 def single(repeats):

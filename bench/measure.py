@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from common.device import get_device, get_ranks
 
+SECONDS = 2.0  # about how long one repeat of a case takes
+
 
 def main(single, scaling):
     """Print the rows of an exercise, each when it is measured, as JSON.
@@ -31,6 +33,27 @@ def main(single, scaling):
         if rank == 0:
             print(json.dumps(measured), flush=True)
     dist.destroy_process_group()
+
+
+def steps_for(train):
+    """Return how many steps take about SECONDS; train(steps) does them, and waits.
+
+    Of several processes rank 0 alone tries it, and tells the others.
+    """
+    steps, seconds = 1, 0.0
+    if "RANK" not in os.environ or dist.get_rank() == 0:
+        train(1)  # for what is slow only at first
+        while seconds < SECONDS / 10:  # a step of a GPU is too short to be timed
+            start = time.perf_counter()
+            train(steps)
+            seconds = time.perf_counter() - start
+            steps *= 2
+        steps = max(1, round(steps / 2 * SECONDS / seconds))
+    if "RANK" in os.environ:
+        told = [steps]
+        dist.broadcast_object_list(told, 0)
+        (steps,) = told
+    return steps
 
 
 def measure(cases, repeats):
@@ -84,23 +107,24 @@ def row(script, what, speeds, against=None, goal=None):
     return {"script": script, "what": what, **figures, "ratio": ratio, "goal": goal}
 
 
-def against_one(name, batch, steps, alone, together, repeats):
+def against_one(name, batch, alone, together, repeats):
     """Return the rows of all processes of a job against one; all of them call it.
 
-    alone(size) and together(size) train for so many steps on batches of this size,
-    without DDP and with it.
+    alone(size, steps) and together(size, steps) train for so many steps on batches
+    of this size, without DDP and with it.
     """
     rank, processes = dist.get_rank(), dist.get_world_size()
+    steps = steps_for(lambda steps: alone(batch, steps))
     share = batch // processes
 
     def apart(size, ranks):
         if rank < ranks:
-            alone(size)
+            alone(size, steps)
         dist.barrier()
         return steps * size * ranks
 
     def all_of_them(size):
-        together(size)
+        together(size, steps)
         return steps * size * processes
 
     cases = {

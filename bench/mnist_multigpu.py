@@ -7,10 +7,10 @@ from argparse import Namespace
 
 import plain_mnist
 import torch
-from measure import against_one, as_it_comes, main, measure, row
+from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, InMemory, data_root, make_loader
+from common.data import REPOSITORY, data_root, make_loader
 from common.device import get_device, get_ranks
 
 sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
@@ -19,7 +19,7 @@ import mnist_singlegpu as script
 
 from dataset import mnist
 
-BATCH, STEPS = plain_mnist.BATCH, 10
+BATCH = plain_mnist.BATCH
 ARGS = Namespace(log_interval=10**9)
 
 
@@ -48,28 +48,30 @@ def single(repeats):
         for memory_format in (torch.channels_last, torch.contiguous_format)
     )
     images, labels = train_set.__getitems__(range(BATCH))
-    batches = Batches([(images.to(device), labels.to(device))] * STEPS)
-    some = slice(STEPS * BATCH)
-    part = InMemory(train_set.images[some], train_set.labels[some])
-    loader = make_loader(part, BATCH, device, shuffle=True)
+    batch = images.to(device), labels.to(device)
     plain_loader = plain_mnist.make_loader(data_root())
 
     def own_train(loader):
         train(script, own, loader, own_optimizer, device)
-        return STEPS * BATCH
+        return len(loader) * BATCH
 
     def load():
         return sum(len(images) for images, _ in loader)
 
-    def plainly():
-        return plain_mnist.train(other, plain_loader, other_optimizer, device, STEPS)
+    def plainly(steps):
+        return plain_mnist.train(other, plain_loader, other_optimizer, device, steps)
 
+    steps = steps_for(lambda steps: own_train(Batches([batch] * steps)))
+    few = min(steps_for(plainly), len(plain_loader))
+    some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
+    loader = make_loader(train_set, BATCH, device, some)
     cases = {
-        "ceiling": lambda: own_train(batches),
+        "ceiling": lambda: own_train(Batches([batch] * steps)),
         "script": lambda: own_train(loader),
     }
-    with as_it_comes(plain_mnist.__file__, STEPS) as plainly_as_it_comes:
-        cases |= {"plain": plainly, "as it comes": plainly_as_it_comes, "load": load}
+    with as_it_comes(plain_mnist.__file__, few) as plainly_as_it_comes:
+        cases |= {"plain": lambda: plainly(few), "as it comes": plainly_as_it_comes}
+        cases["load"] = load
         speeds = measure(cases, repeats)
     name = "mnist_singlegpu.py"
     yield row(name, "input only, one core", speeds["load"])
@@ -89,17 +91,17 @@ def scaling(repeats):
     images = torch.randint(0, 256, (BATCH, 1, 28, 28), dtype=torch.uint8)
     images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
 
-    def batches(size):
-        return Batches([(images[:size], labels[:size])] * STEPS)
+    def batches(size, steps):
+        return Batches([(images[:size], labels[:size])] * steps)
 
-    def by_itself(size):
-        train(script, alone, batches(size), alone_optimizer, device)
+    def by_itself(*size_and_steps):
+        train(script, alone, batches(*size_and_steps), alone_optimizer, device)
 
-    def together(size):
-        train(ddp, ddp_model, batches(size), own_optimizer, device)
+    def together(*size_and_steps):
+        train(ddp, ddp_model, batches(*size_and_steps), own_optimizer, device)
 
     name = "mnist_ddp.py"
-    return against_one(name, BATCH, STEPS, by_itself, together, repeats)
+    return against_one(name, BATCH, by_itself, together, repeats)
 
 
 if __name__ == "__main__":

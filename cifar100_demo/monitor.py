@@ -14,24 +14,40 @@ import sys
 import time
 from pathlib import Path
 
-GPUS = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+def first_set(*names):
+    return next((os.environ[name] for name in names if name in os.environ), None)
+
+
+# The GPUs that this job may use. NVIDIA's tool shows and counts those alone. AMD's show
+# all that the node has, and count as Slurm does in SLURM_JOB_GPUS.
+NVIDIA = first_set("CUDA_VISIBLE_DEVICES")
+AMD = first_set(
+    "SLURM_JOB_GPUS",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+)
+HIDDEN = "", "-1"
 # A command that prints a table, and what stands in the heads of its columns:
 # utilisation in %, memory, power in W. Then how many GB one unit of memory is.
 TOOLS = [
     (
         "nvidia-smi --format=csv,nounits"
         " --query-gpu=index,utilization.gpu,memory.used,power.draw"
-        + (f" --id={GPUS}" if GPUS else ""),
+        + (f" --id={NVIDIA}" if NVIDIA else ""),
         ("utilization.gpu", "memory.used", "power.draw"),
         2**20 / 1e9,
     ),
     (
-        "amd-smi metric --usage --mem-usage --power --csv",
+        "amd-smi metric --usage --mem-usage --power --csv"
+        + (f" --gpu {AMD.replace(',', ' ')}" if AMD else ""),
         ("gfx_activity", "used_vram", "socket_power"),
         2**20 / 1e9,
     ),
     (
-        "rocm-smi --showuse --showmeminfo vram --showpower --csv",
+        "rocm-smi --showuse --showmeminfo vram --showpower --csv"
+        + (f" --device {AMD.replace(',', ' ')}" if AMD else ""),
         ("GPU use", "VRAM Total Used", "Power"),
         1 / 1e9,
     ),
@@ -89,7 +105,8 @@ def ask_cpu(seconds=1):
 
 
 def main():
-    tools = [tool for tool in TOOLS if GPUS != "" and ask(*tool)]
+    hidden = NVIDIA in HIDDEN or AMD in HIDDEN
+    tools = [tool for tool in TOOLS if not hidden and ask(*tool)]
     file = Path(sys.argv[1])
     try:
         file.parent.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from torchvision import models
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: ranks
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cifar100
@@ -34,21 +34,21 @@ ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 class Classifier(nn.Module):
     """A ResNet for 100 classes that takes uint8 images (N, 3, 32, 32)."""
 
-    def __init__(self, arch, image_size, amp):
+    def __init__(self, arch, image_size, dtype):
         super().__init__()
         self.resnet = models.get_model(arch, num_classes=100)
-        self.image_size, self.amp = image_size, amp
+        self.image_size, self.dtype = image_size, dtype
 
     def forward(self, images):
         # Here and not in the loader: resized, they would be 196 times as many bytes.
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
         images = F.interpolate(images, self.image_size, mode="bilinear")
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.amp):
+        with torch.autocast(images.device.type, self.dtype, bool(self.dtype)):
             return self.resnet(images).float()
 
 
-def train(args, model, device, train_loader, optimizer, log, profiler):
+def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
     """Train for an epoch; return its sums of loss, of right answers, of images."""
     model.train()
     total, recent = torch.zeros(2, 3, device=device)
@@ -60,8 +60,9 @@ def train(args, model, device, train_loader, optimizer, log, profiler):
         output = model(images)
         loss = F.cross_entropy(output, labels)
         optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         recent += batch_sums(loss, output.argmax(dim=1) == labels)
         if profiler:
             profiler.step()
@@ -100,7 +101,8 @@ def main():
     # At 32 pixels BatchNorm would have one value left of each channel.
     parser.add_argument("--image-size", type=at_least(33), default=224)
     parser.add_argument("--workers", type=at_least(0), default=0, help="that load")
-    parser.add_argument("--amp", action="store_true", help="compute in bfloat16")
+    parser.add_argument("--amp", action="store_true", help="compute in 16 bits")
+    parser.add_argument("--dtype", choices=DTYPES, help="of --amp; default: fast")
     parser.add_argument(
         "--steps", type=at_least(1), help="of each epoch; default: all"
     )
@@ -114,10 +116,13 @@ def main():
     torch.manual_seed(args.seed + rank)  # DDP: or all draw the same random numbers
 
     train_set, val_set = cifar100()
-    model = Classifier(args.arch, args.image_size, args.amp)
+    dtype = pick_dtype(device, args.dtype) if args.amp else None
+    scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one reports
     model = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
+    model.broadcast_buffers = False  # DDP: training does not read BatchNorm's
     val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share
     batch_size, workers = args.batch_size, args.workers
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
@@ -126,7 +131,7 @@ def main():
     )
     val_loader = make_loader(val_set, batch_size, device, workers=workers)
     args.steps = min(args.steps or len(train_loader), len(train_loader))
-    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     profiler = None
     if args.profile:  # 3 steps go by, 2 warm it up, 3 are recorded
         steps = schedule(wait=3, warmup=2, active=3, repeat=1)
@@ -138,7 +143,9 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: deals anew, or epochs are alike
         epoch_start = time.perf_counter()
-        sums = train(args, model, device, train_loader, optimizer, log, profiler)
+        sums = train(
+            args, model, device, train_loader, optimizer, scaler, log, profiler
+        )
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model.module, device, val_loader)  # DDP: unwrapped
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}

@@ -39,6 +39,7 @@ class Classifier(nn.Module):
 
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
+        images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
         return self.resnet(images)
 
@@ -116,7 +117,9 @@ def main():
 
     train_loader = make_loader(train_set, args.batch_size, device, shuffle=True)
     val_loader = make_loader(val_set, args.batch_size, device)
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(
+        model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
+    )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
     state = State(model, optimizer, scheduler, device, **options)

@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter  # TB: writes logs/
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: ranks
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -42,8 +42,9 @@ class Classifier(nn.Module):
 
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
+        images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
-        amp = torch.amp.autocast(images.device.type, self.dtype)  # AMP: 16 bits
+        amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
 
@@ -115,7 +116,7 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=1)
     # DDP: no --gpu, each process has its own
-    parser.add_argument("--fp16", action="store_true", help="not bf16")  # AMP: V100
+    parser.add_argument("--dtype", choices=DTYPES)  # AMP: default: what is fast
     args = parser.parse_args()
     can_write(State.LATEST)
 
@@ -127,19 +128,22 @@ def main():
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
     ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
+    ddp_model.broadcast_buffers = False  # DDP: training does not read BatchNorm's
     log = RunLog(args, device, gpus, rank == 0, scalars=False)  # DDP: one reports
-    writer = SummaryWriter(log.folder) if rank == 0 else log.writer  # DDP: none
+    writer = SummaryWriter(log.folder) if log.enabled else log.writer  # TB: logs/
 
     val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
     train_loader = make_loader(train_set, args.batch_size, device, sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(
+        model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
+    )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
     state = State(model, optimizer, scheduler, device, **options)
-    model.dtype = torch.float16 if args.fp16 else torch.bfloat16  # AMP: 16 bits
-    state.scaler = torch.amp.GradScaler(device.type, enabled=args.fp16)  # AMP: fp16
+    model.dtype = dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if fast
+    state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if args.resume:
         state.resume(args.resume)
     start = time.perf_counter()

@@ -7,50 +7,61 @@ it trains, and how much memory it takes.
 """
 
 import time
+from argparse import Namespace
 
 import cinic
 import cinic_amp
 import torch
 
 from common.cli import OptionParser, UserError, at_least
-from common.device import get_device
-from common.log import RunLog
+from common.device import DTYPES, get_device, pick_dtype
+from common.log import RunLog, peak_memory
 from state import State
 
 STEPS = 5
 
 
-def train(script, args, batch_size, device):
-    """Return images/s of a few steps on one batch; the first two are not counted."""
-    model = script.Classifier(args.arch).to(
-        device, memory_format=torch.channels_last
+def train(script, arch, batch_size, device, dtype):
+    """Return images/s of a few steps on one batch, and the most memory they took.
+
+    The first two do not count: in them cuDNN tries its algorithms, and some of these
+    want much memory.
+    """
+    model = script.Classifier(arch).to(device, memory_format=torch.channels_last)
+    model.dtype = dtype
+    optimizer = torch.optim.SGD(
+        model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=True
     )
-    model.dtype = torch.float16 if args.fp16 else torch.bfloat16
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     state = State(model, optimizer, scheduler, device)
-    state.scaler = torch.amp.GradScaler(device.type, enabled=args.fp16)
+    state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     images = torch.zeros(batch_size, 3, 32, 32, dtype=torch.uint8, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)
+    args = Namespace(log_interval=STEPS)
     log = RunLog(args, device, enabled=False)
     for steps in (2, STEPS):
+        torch.get_device_module(device).reset_peak_memory_stats(device)
         start = time.perf_counter()
         batches = [(images, labels)] * steps
         script.train(args, model, state, batches, device, log)
-    return steps * batch_size / (time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return steps * batch_size / seconds, peak_memory(device)
 
 
 def largest_batch(attempt, most):
-    """Return the largest batch, of 2, 4, 8, ..., that attempt(it) has memory for."""
+    """Return the largest batch, of 2, 4, 8, ..., that attempt(it) has memory for.
+
+    There are many words for no memory, and a batch may also have more numbers than a
+    32-bit index can count. So any error ends it and is printed, but not at once.
+    """
     batch_size = 2  # BatchNorm wants more than one
     while batch_size <= most:
         try:
             attempt(batch_size)
         except RuntimeError as error:
-            # cuDNN has words of its own for it.
-            words = "out of memory", "ALLOC_FAILED", "unable to find an engine"
-            if not any(word in str(error) for word in words):
+            if batch_size == 2 and not isinstance(error, torch.OutOfMemoryError):
                 raise
+            print(f"{batch_size:7} {str(error).splitlines()[0]}")
             break
         batch_size *= 2
     return batch_size // 2
@@ -59,24 +70,24 @@ def largest_batch(attempt, most):
 def main():
     parser = OptionParser(__doc__)
     parser.add_argument("--arch", choices=cinic.ARCHS, default="resnet18")
-    parser.add_argument("--fp16", action="store_true", help="not bf16")
+    parser.add_argument("--dtype", choices=DTYPES, help="of AMP; default: fast")
     parser.add_argument("--gpu", type=at_least(0), help="number of the GPU")
     parser.add_argument("--most", type=at_least(2), default=2**20, help="then stop")
     args = parser.parse_args()
-    args.log_interval = STEPS
     device = get_device(gpu=args.gpu)
     if device.type == "cpu":
         raise UserError("no GPU here, so there is no memory of one to fill")
-    print(f"{args.arch} on {torch.cuda.get_device_name(device)}")
+    gpu = torch.get_device_module(device)
+    print(f"{args.arch} on {gpu.get_device_name(device)}")
+    dtype = pick_dtype(device, args.dtype)
     for script in (cinic, cinic_amp):
         print(f"{script.__name__}.py")
 
         def attempt(batch_size, script=script):
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-            speed = train(script, args, batch_size, device)
-            memory = torch.cuda.max_memory_allocated(device) / 1e9
-            print(f"{batch_size:7} {speed:10.1f} images/s {memory:7.2f} GB")
+            gpu.empty_cache()
+            chosen = dtype if script is cinic_amp else None
+            speed, memory = train(script, args.arch, batch_size, device, chosen)
+            print(f"{batch_size:7} {speed:10.1f} images/s {memory / 1e9:7.2f} GB")
 
         print(f"{largest_batch(attempt, args.most):7} is the largest that fits")
 

@@ -16,7 +16,7 @@ source common/env.sh
 need_script run-2gpus.sh "$@"
 
 if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
-    [[ ${SLURM_JOB_ID:-} ]] || export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1}
+    pick_gpus 1-2
     exec "${PYTHON[@]}" "$@"
 fi
 gpus 2

@@ -15,4 +15,4 @@ set -euo pipefail
 source common/env.sh
 need_script run-2nodes.sh "$@"
 
-source common/2nodes.sh
+source common/nodes.sh

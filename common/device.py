@@ -1,11 +1,15 @@
-"""Which process this is, and which device is its own."""
+"""Which process this is, which device is its own, and its fastest number format."""
 
+import ctypes
 import os
 import sys
 
 import torch
 
 from common.cli import UserError
+from common.log import rank0_print
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 
 
 def get_ranks():
@@ -44,15 +48,74 @@ def get_device(local_rank=None, gpu=None):
         raise UserError(
             f"no GPU {gpu} here: there are {gpus}, and the first is number 0"
         )
-    if kind is None or not torch.accelerator.is_available() or kind.type == "mps":
+    # Asked in this way, PyTorch warns of a driver that is too old for it.
+    there = kind and torch.get_device_module(kind).is_available()
+    if not there or kind.type == "mps":
+        given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+        if given and not hidden():
+            raise UserError(
+                f"PyTorch sees none of this job's {given} GPUs. It is built for "
+                f"{built_for()}; NVIDIA driver here: {driver()}. Take a PyTorch for "
+                "this driver, or type `export CUDA_VISIBLE_DEVICES=-1` to use CPUs"
+            )
         return torch.device("cpu")
     if processes > gpus:
         raise UserError(
             f"{processes} processes, but {gpus} GPU on this node: type "
-            f"--nproc-per-node={gpus}, or CUDA_VISIBLE_DEVICES= in front to use CPUs"
+            f"--nproc-per-node={gpus}, or CUDA_VISIBLE_DEVICES=-1 in front for CPUs"
         )
     index = local_rank or gpu or 0
     torch.accelerator.set_device_index(index)
     torch.set_float32_matmul_precision("high")  # TF32, as in cuDNN's convolutions
-    torch.backends.cudnn.benchmark = True  # shapes stay the same: try, then keep
+    # Shapes stay the same: try all algorithms, then keep the best. MIOpen, of AMD,
+    # takes that as its exhaustive search, which can take longer than the training.
+    torch.backends.cudnn.benchmark = not torch.version.hip
+    # Else MIOpen copies channels_last weights and images to another layout and back.
+    os.environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
     return torch.device(kind.type, index)
+
+
+def hidden():
+    """Tell whether somebody has hidden all GPUs from this process."""
+    names = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+    return any(os.environ.get(name) in ("", "-1") for name in names)
+
+
+def built_for():
+    """Return what this PyTorch is built for, such as "CUDA 12.8"."""
+    names = {"CUDA": "cuda", "ROCm": "hip", "XPU": "xpu"}
+    versions = {name: getattr(torch.version, v, None) for name, v in names.items()}
+    return next((f"{name} {v}" for name, v in versions.items() if v), "CPUs alone")
+
+
+def driver():
+    """Return which CUDA NVIDIA's driver here can do, such as "CUDA 12.8", or "none".
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
+    """
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return "none"
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def pick_dtype(device, wanted=None):
+    """Return what autocast shall compute in on this device, or None: in 32 bits.
+
+    wanted: a name of DTYPES. Without it the device decides, and one line says why:
+    bfloat16, if it has instructions for that. Else a GPU gets float16, which needs a
+    GradScaler (bfloat16 it emulates), and a CPU 32 bits (it is many times slower).
+    """
+    if device.type == "cpu":
+        native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        unit, other = "CPU", "fp32"
+    else:
+        module = torch.get_device_module(device)
+        native = module.is_bf16_supported(including_emulation=False)
+        unit, other = "GPU", "fp16"
+    name = wanted or ("bf16" if native else other)
+    why = f"this {unit} has {'' if native else 'no '}instructions for bfloat16"
+    rank0_print(f"Autocast: {name}, {'as --dtype says' if wanted else 'as ' + why}")
+    return DTYPES[name]

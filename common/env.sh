@@ -32,10 +32,6 @@ export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2} TF_ENABLE_ONEDNN_OPTS=0
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# On the CPU: keep memory for the next step. To get it from the system anew in each step
-# costs a fifth of tinyvgg's time.
-export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
-
 # need_script RUN_SCRIPT "$@": its first argument is a script, or the job ends here.
 need_script() {
     if [[ ! -f ${2:-} ]]; then
@@ -47,9 +43,28 @@ need_script() {
 # gpus N: outside of Slurm, and with fewer GPUs than N here, use N CPU cores instead.
 gpus() {
     local count='import torch; print(torch.accelerator.device_count())'
-    # Without a GPU's driver there is nothing to count, and this saves some seconds.
-    compgen -G '/dev/nvidia[0-9]*' > /dev/null || [[ -e /dev/kfd || -e /dev/dxg ]] || return 0
-    if [[ ! ${SLURM_JOB_ID:-} ]] && (($("${PYTHON[@]}" -c "$count") < $1)); then
-        export CUDA_VISIBLE_DEVICES='' HIP_VISIBLE_DEVICES=''
+    if has_driver && [[ ! ${SLURM_JOB_ID:-} ]] && (($("${PYTHON[@]}" -c "$count") < $1)); then
+        export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
+        for_cpus
     fi
 }
+
+# pick_gpus PLACES: outside of Slurm, use only the GPUs in these places, such as 2 or 1-2, of
+# CUDA_VISIBLE_DEVICES. If that is not set, it is 0,1.
+pick_gpus() {
+    [[ ! ${SLURM_JOB_ID:-} ]] || return 0
+    local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-0,1}}
+    CUDA_VISIBLE_DEVICES=$(cut --delimiter=, --fields="$1" <<< "$all")
+    export CUDA_VISIBLE_DEVICES
+    # AMD's goes by this one, if it is set.
+    [[ ! -v HIP_VISIBLE_DEVICES ]] || HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES
+}
+
+has_driver() { # without one there is no GPU to count, which would take some seconds
+    compgen -G '/dev/nvidia[0-9]*' > /dev/null || [[ -e /dev/kfd || -e /dev/dxg ]]
+}
+
+for_cpus() { # keep memory for the next step: to get it anew costs a fifth of tinyvgg's time
+    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
+}
+if ! has_driver || [[ ${CUDA_VISIBLE_DEVICES-0} =~ ^(-1)?$ ]]; then for_cpus; fi

@@ -64,12 +64,12 @@ class RunLog:
         except OSError as error:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
         gpu = device.type != "cpu"
-        unit = "GPU" if gpu else "CPU core"
-        self.device, self.epochs = device, []
+        unit, module = "GPU" if gpu else "CPU core", torch.get_device_module(device)
+        self.device, self.epochs, self.memory = device, [], 0
         self.fields = {
             "script": script,
             "gpus": world_size,
-            "device": torch.cuda.get_device_name(device) if gpu else unit,
+            "device": module.get_device_name(device) if gpu else unit,
             "batch_per_gpu": args.batch_size,
             "batch": args.batch_size * world_size,
             "options": vars(args),
@@ -104,6 +104,10 @@ class RunLog:
         if not self.enabled:
             return
         self.epochs.append((images, seconds, time.time()))
+        self.memory = peak_memory(self.device)
+        if len(self.epochs) == 1 and self.device.type != "cpu":
+            # Of that much, a part was for cuDNN's search for its fastest algorithms.
+            torch.get_device_module(self.device).reset_peak_memory_stats(self.device)
         self.writer.add_scalar(f"{self.counts}_per_second", images / seconds, epoch)
         line = f"Epoch {epoch}: {seconds:.1f} s, "
         line += f"{images / seconds:.1f} {self.counts}/s"
@@ -129,7 +133,7 @@ class RunLog:
             f"{self.counts}_per_epoch": images[0],
             "seconds_per_epoch": statistics.median(seconds),
             f"{self.counts}_per_second": images[0] / statistics.median(seconds),
-            "peak_memory_gb": peak_memory(self.device) / 1e9,
+            "peak_memory_gb": self.memory / 1e9,
             "torch": torch.__version__,
             "epoch_ends": [end for _, _, end in self.epochs],  # seconds since 1970
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -147,6 +151,6 @@ class RunLog:
 def peak_memory(device):
     """Return the most bytes that this process had, on its GPU or in main memory."""
     if device.type != "cpu":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.get_device_module(device).max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of the two systems
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

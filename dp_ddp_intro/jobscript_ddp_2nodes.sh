@@ -15,4 +15,4 @@ set -euo pipefail
 source common/env.sh
 need_script jobscript_ddp_2nodes.sh "$@"
 
-source common/2nodes.sh
+source common/nodes.sh

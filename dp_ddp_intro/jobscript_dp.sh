@@ -15,4 +15,5 @@ set -euo pipefail
 source common/env.sh
 need_script jobscript_dp.sh "$@"
 
+pick_gpus 1-2
 exec "${PYTHON[@]}" "$@"

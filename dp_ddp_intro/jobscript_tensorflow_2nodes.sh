@@ -18,15 +18,17 @@ source common/env.sh
 need_script jobscript_tensorflow_2nodes.sh "$@"
 
 if [[ ${SLURM_JOB_ID:-} ]]; then
-    exec srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"
+    exec srun --overlap --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
+        --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"
 fi
 gpus=$(nvidia-smi --list-gpus 2> /dev/null | wc -l) || true
-((gpus >= 2)) || export CUDA_VISIBLE_DEVICES=''
-port=$((10000 + $$ % 50000))
+((gpus >= 2)) || export CUDA_VISIBLE_DEVICES=-1
+port=$((10000 + $$ % 20000))
 workers="\"localhost:$port\", \"localhost:$((port + 1))\""
 worker() { # a process that thinks it is the worker of this number
     export TF_CONFIG="{\"cluster\": {\"worker\": [$workers]}, \"task\": {\"type\": \"worker\", \"index\": $1}}"
-    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-$1} exec "${PYTHON[@]}" "${@:2}"
+    pick_gpus $(($1 + 1))
+    exec "${PYTHON[@]}" "${@:2}"
 }
 worker 0 "$@" & first=$!
 worker 1 "$@" & second=$!

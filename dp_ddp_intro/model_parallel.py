@@ -66,10 +66,11 @@ def train(layers, loader, optimizer, device, micro_batches, width):
     for tokens, targets in loader:
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            first_half(layers, tokens.to(device).chunk(micro_batches))
+            tokens = tokens.to(device, non_blocking=True)
+            first_half(layers, tokens.chunk(micro_batches))
         else:
-            pieces = targets.to(device).chunk(micro_batches)
-            loss = second_half(layers, pieces, width)
+            targets = targets.to(device, non_blocking=True)
+            loss = second_half(layers, targets.chunk(micro_batches), width)
         optimizer.step()
     dist.broadcast(loss, 1)  # the second half has it, the first one prints it
     return loss.item()

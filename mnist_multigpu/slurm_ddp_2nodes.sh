@@ -17,4 +17,4 @@ set -euo pipefail
 source common/env.sh
 
 set -- mnist_ddp.py "$@"
-source common/2nodes.sh
+source common/nodes.sh

@@ -16,6 +16,7 @@ set -euo pipefail
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
+pick_gpus 1-2
 profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
 "${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py "$@"
 "${PYTHON[@]}" -m line_profiler -rmt "$profile"

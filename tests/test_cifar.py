@@ -202,7 +202,7 @@ def test_resized_on_the_device_as_torchvision_does_it(sample, monkeypatch):
 
     monkeypatch.setenv("DATADIR", str(sample))
     images, _ = module.cifar100()[0].__getitems__(range(8))
-    model = module.Classifier("resnet18", 224, amp=False)
+    model = module.Classifier("resnet18", 224, None)
     model.resnet = torch.nn.Identity()
     output = model(images)
     resize = transforms.Compose(
@@ -222,8 +222,8 @@ def test_resized_on_the_device_as_torchvision_does_it(sample, monkeypatch):
 def test_amp_computes_in_bfloat16_and_returns_floats():
     module = load("cifar100_demo", "train_cifar100")
 
-    for amp, kind in ((True, torch.bfloat16), (False, torch.float32)):
-        model, kinds = module.Classifier("resnet18", 40, amp), []
+    for dtype, kind in ((torch.bfloat16, torch.bfloat16), (None, torch.float32)):
+        model, kinds = module.Classifier("resnet18", 40, dtype), []
         model.resnet.fc.register_forward_hook(
             lambda layer, given, output, kinds=kinds: kinds.append(output.dtype)
         )
@@ -234,8 +234,9 @@ def test_amp_computes_in_bfloat16_and_returns_floats():
 def test_nothing_in_a_step_waits_for_the_device():
     module = load("cifar100_demo", "train_cifar100")
 
-    model = module.Classifier("resnet18", 40, amp=True)
+    model = module.Classifier("resnet18", 40, torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scaler = torch.GradScaler("cpu", enabled=False)
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     batches, args = [(images, torch.ones(2).long())] * 3, Namespace(steps=3)
     with Watch() as watch:
@@ -243,7 +244,7 @@ def test_nothing_in_a_step_waits_for_the_device():
             watch.waits.clear()
             cpu = torch.device("cpu")
             log = RunLog(args, cpu, enabled=False)
-            module.train(args, model, cpu, batches, optimizer, log, None)
+            module.train(args, model, cpu, batches, optimizer, scaler, log, None)
     assert watch.waits == []
 
 
@@ -339,6 +340,7 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
         "monitor.time.sleep = lambda seconds: sys.exit()\nmonitor.main()"
     )
     env = {"PATH": path, "PYTHONPATH": str(FOLDER), "CUDA_VISIBLE_DEVICES": "0,1"}
+    env["SLURM_JOB_GPUS"] = "2,3"  # as AMD's tools count them
     done = run([sys.executable, "-c", code], tmp_path, **env)
     assert done.returncode == 0, done.stderr
     written = [tuple(row) for row in csv.reader((tmp_path / "out.csv").open())]
@@ -346,8 +348,16 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
     for row, (device, *values) in zip(written[1:], rows, strict=True):
         assert row[1] == device and abs(float(row[0]) - time.time()) < 60
         assert [float(v) if v else "" for v in row[2:]] == values
-    if tool == "nvidia-smi":
-        assert "--id=0,1" in (tmp_path / "asked").read_text()
+    only = {
+        "nvidia-smi": "--id=0,1",
+        "amd-smi": "--gpu 2 3",
+        "rocm-smi": "--device 2 3",
+    }
+    assert only[tool] in (tmp_path / "asked").read_text()
+    (tmp_path / "asked").unlink()
+    env["CUDA_VISIBLE_DEVICES"] = "-1"  # hidden, so it asks of the CPU
+    run([sys.executable, "-c", code], tmp_path, **env)
+    assert not (tmp_path / "asked").exists()
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def quick(room, sample, script, *options):
 
 @pytest.mark.slow
 def test_float16_has_a_scaler(room, sample):
-    few = "--fp16", "--epochs", 1, "--batch-size", 48  # it is slow on a CPU
+    few = "--dtype", "fp16", "--epochs", 1, "--batch-size", 48  # it is slow on a CPU
     done = quick(room, sample, "cinic_amp.py", *few)
     assert done.returncode == 0, done.stderr
     content = torch.load(room / "checkpoint.pth.tar", weights_only=True)
@@ -356,24 +356,34 @@ def test_autocast_is_in_the_model(dtype):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_the_largest_batch():
+def test_the_largest_batch(monkeypatch, capsys):
     largest_batch = load("cinic_lab", "largest_batch")
     tried = []
 
     def attempt(batch_size):
         tried.append(batch_size)
         if batch_size > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise RuntimeError("integer out of range\nat some place")
 
     assert largest_batch.largest_batch(attempt, 1000) == 16
     assert tried == [2, 4, 8, 16, 32]
+    assert capsys.readouterr().out == "     32 integer out of range\n"
     assert largest_batch.largest_batch(attempt, 8) == 8
-    args = Namespace(arch="resnet18", fp16=False, log_interval=5)
-    for script in ("cinic", "cinic_amp"):
-        speed = largest_batch.train(
-            load("cinic_lab", script), args, 2, torch.device("cpu")
-        )
-        assert speed > 0
+
+    def wrong(batch_size):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        largest_batch.largest_batch(wrong, 8)
+    cpu, resets = torch.device("cpu"), []
+    monkeypatch.setattr(
+        torch.cpu, "reset_peak_memory_stats", resets.append, raising=False
+    )
+    for script, dtype in (("cinic", None), ("cinic_amp", torch.float16)):
+        module = load("cinic_lab", script)
+        speed, memory = largest_batch.train(module, "resnet18", 2, cpu, dtype)
+        assert speed > 0 and memory > 0
+    assert resets == [cpu] * 4  # before the steps that count, too
 
 
 def test_gpu_by_number(monkeypatch):
@@ -381,7 +391,7 @@ def test_gpu_by_number(monkeypatch):
     from common.device import get_device
 
     cuda, chosen = torch.device("cuda"), []
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: cuda)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)

@@ -83,7 +83,7 @@ def test_more_processes_than_gpus(monkeypatch):
 
     from common.device import get_device
 
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.accelerator, "current_accelerator", lambda: torch.device("cuda")
     )

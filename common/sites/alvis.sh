@@ -1,5 +1,8 @@
 # Alvis (C3SE, Sweden): NVIDIA T4 to A100, software from modules.
-# Before sbatch: export SBATCH_ACCOUNT=NAISS... SBATCH_GPUS_PER_NODE=A100:2
+# Before sbatch: export SBATCH_ACCOUNT=NAISS...
+# It wants the type of the GPUs, so give it with the number: sbatch --gpus-per-node=A100:2
+# run-2gpus.sh ..., in mnist_multigpu --gres=gpu:A100:2. (SBATCH_GPUS_PER_NODE would give
+# all scripts the same number.)
 module purge
 if [[ $framework == tensorflow ]]; then
     module load "${TENSORFLOW_MODULE:-TensorFlow}" # 2.16 or later, with CUDA: `module spider TensorFlow`

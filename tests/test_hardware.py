@@ -1,0 +1,413 @@
+"""Hardware that is not here: what the scripts do with it, and what they ask it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import REPOSITORY, call, copy_room, load, mistake, run
+from test_steps import Watch
+from torch._subclasses import FakeTensorMode
+
+from common import data
+from common.device import DTYPES, get_device, pick_dtype
+from common.log import Nothing, RunLog
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def photos(*shape):
+    return torch.zeros(*shape, dtype=torch.uint8)
+
+
+def numbers(*shape):
+    return torch.zeros(*shape, dtype=torch.long)
+
+
+def on_gpu(make, *args):
+    """Return a module with its parameters there; .to() fails with fake tensors."""
+    with CUDA:
+        return make(*args)
+
+
+def of_exercise8(script):
+    model = on_gpu(script.Classifier, "tinyvgg", "none")
+    images = photos(4, 3, 150, 150)
+    model(script.augment(script.normalise(images.to(CUDA), script.MEAN, script.STD)))
+    script.evaluate(model, [(images, torch.zeros(4))], CUDA)
+
+
+def of_mnist(script):
+    script.test(
+        on_gpu(script.make_model), CUDA, [(photos(4, 1, 28, 28), numbers(4))]
+    )
+
+
+def of_cifar(script):
+    model = on_gpu(script.Classifier, "resnet18", 40, torch.bfloat16)
+    script.evaluate(model, CUDA, [(photos(4, 3, 32, 32), numbers(4))])
+
+
+def of_cinic(script):
+    model, images = on_gpu(script.Classifier, "resnet18"), photos(4, 3, 32, 32)
+    model.dtype = torch.float16
+    model(script.crop_and_flip(images.to(CUDA)))
+    log = RunLog({}, CUDA, enabled=False)
+    script.evaluate(model, [(images, numbers(4))], CUDA, log)
+
+
+def of_intro(script):
+    model, tokens = on_gpu(script.Transformer, 2, 16, 2, 8), numbers(4, 8).to(CUDA)
+    output = model(tokens).flatten(0, 1)
+    loss = script.cross_entropy(output, tokens.flatten())
+    script.batch_sums(loss, output.argmax(dim=1) == tokens.flatten())
+
+
+@pytest.mark.parametrize(
+    "forward, exercise, name",
+    [
+        (of_exercise8, "exercise8", "pytorch_dvc_cnn_pretrained"),
+        (of_mnist, "mnist_multigpu", "mnist_singlegpu"),
+        (of_cifar, "cifar100_demo", "train_cifar100"),
+        (of_cinic, "cinic_lab", "cinic"),
+        (of_cinic, "cinic_lab", "cinic_amp"),
+        (of_intro, "dp_ddp_intro", "single"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
+    """On a GPU, without one: a tensor on another device raises, as it does there."""
+    script, read = load(exercise, name), []
+    zeros = dict.fromkeys(["loss", "accuracy", "acc1", "acc5"], 0.0)
+    monkeypatch.setattr(script, "means", lambda sums, *_: read.append(sums) or zeros)
+    data.pixel_values.cache_clear()  # it keeps tensors for the next call
+    with FakeTensorMode():
+        forward(script)
+    data.pixel_values.cache_clear()
+    assert all(sums.device == CUDA for sums in read)
+
+
+def test_a_tensor_on_another_device_is_found():
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="device"):
+        torch.zeros(3, device=CUDA) + torch.zeros(3)
+
+
+def fake_gpu(monkeypatch, kind="cuda", **module):
+    """Make PyTorch believe in one GPU, of which its module knows only this."""
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda: torch.device(kind)
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    names = SimpleNamespace(is_available=lambda: True, **module)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: names)
+
+
+@pytest.fixture
+def settings():
+    """What get_device() sets for the whole process is put back."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.benchmark = before[1]
+
+
+def has_bf16(monkeypatch, native):
+    """A CPU with instructions for bfloat16, or without."""
+    name = "_is_mkldnn_bf16_supported"
+    monkeypatch.setattr(torch.ops.mkldnn, name, lambda: native, raising=False)
+
+
+@pytest.mark.parametrize(
+    "device, native, wanted, chosen, words",
+    [
+        (CPU, True, None, torch.bfloat16, "bf16, as this CPU has instructions"),
+        (CPU, False, None, None, "fp32, as this CPU has no instructions"),
+        (CPU, False, "bf16", torch.bfloat16, "bf16, as --dtype says"),
+        (CUDA, True, None, torch.bfloat16, "bf16, as this GPU has instructions"),
+        (CUDA, False, None, torch.float16, "fp16, as this GPU has no instructions"),
+        (CUDA, True, "fp32", None, "fp32, as --dtype says"),
+    ],
+)
+def test_16_bits(device, native, wanted, chosen, words, monkeypatch, capsys):
+    emulates = {True: True, False: native}  # a T4 emulates it
+    fake_gpu(
+        monkeypatch,
+        is_bf16_supported=lambda including_emulation=True: emulates[
+            including_emulation
+        ],
+    )
+    has_bf16(monkeypatch, native)
+    assert pick_dtype(device, wanted) == chosen
+    said = capsys.readouterr().out
+    assert said.startswith(f"Autocast: {words}") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("instructions", ["AVX2", "DEFAULT"])
+def test_amp_on_a_cpu(instructions, sample, tmp_path):
+    """If it has 32 bits alone, it computes the same to the last bit as without."""
+    room, env = (
+        copy_room("cinic_lab", tmp_path),
+        {"ONEDNN_MAX_CPU_ISA": instructions},
+    )
+    few = "--epochs", 1, "--batch-size", 60
+    code = "import torch; print(torch.ops.mkldnn._is_mkldnn_bf16_supported())"
+    native = run([sys.executable, "-c", code], room, **env).stdout == "True\n"
+    assert not (native and instructions == "AVX2")
+    weights = {}
+    for script in ("cinic.py", "cinic_amp.py"):
+        done = run(["bash", "run.sh", script, *few], room, sample, **env)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        saved = torch.load(room / "checkpoint.pth.tar", weights_only=True)
+        weights[script] = saved["model"]["resnet.fc.weight"]
+    assert (
+        f"Autocast: {'bf16' if native else 'fp32'}, as this CPU has" in done.stdout
+    )
+    assert torch.equal(weights["cinic.py"], weights["cinic_amp.py"]) != native
+
+
+def test_float16_does_not_wait_for_the_device():
+    """The optimizer is fused, so it knows by itself when the scaler skips a step."""
+    cinic_amp = load("cinic_lab", "cinic_amp")
+    model = cinic_amp.Classifier("resnet18")
+    model.dtype = torch.float16
+    names = {"SGD": [], "GradScaler": []}
+    for text in (REPOSITORY / "cinic_lab").glob("cinic*.py"):
+        names["SGD"].append("fused=True" in text.read_text())
+    assert all(names["SGD"])
+    parameter = torch.nn.Parameter(torch.ones(3))
+    scaler = torch.GradScaler("cpu")
+    for fused in (True, False):
+        optimizer = torch.optim.SGD([parameter], 0.1, 0.9, fused=fused)
+        with Watch() as watching:
+            scaler.scale(parameter.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert bool(watching.waits) != fused
+
+
+@pytest.mark.parametrize("hip", [None, "6.4"])
+def test_settings_of_a_gpu(hip, settings, monkeypatch):
+    monkeypatch.delenv("PYTORCH_MIOPEN_SUGGEST_NHWC", raising=False)
+    fake_gpu(monkeypatch)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert get_device(0) == CUDA
+    assert torch.backends.cudnn.benchmark == (hip is None)  # MIOpen's takes hours
+    assert os.environ["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "1"
+
+
+def test_a_run_on_another_kind_of_gpu(tmp_path, monkeypatch):
+    """It is asked itself, not CUDA; the search of the first epoch is not counted."""
+    peaks = [9e9, 0]
+
+    def reset(device):
+        peaks[0], peaks[1] = 2e9, peaks[1] + 1
+
+    fake_gpu(
+        monkeypatch,
+        "xpu",
+        get_device_name=lambda device: "Data Center GPU Max 1550",
+        max_memory_allocated=lambda device: peaks[0],
+        reset_peak_memory_stats=reset,
+    )
+    monkeypatch.chdir(tmp_path)
+    args = Namespace(batch_size=8, epochs=3)
+    log = RunLog(args, torch.device("xpu", 0), scalars=False)
+    for epoch in (1, 2, 3):
+        log.epoch(epoch, 8, 1.0)
+    log.finish()
+    result = json.loads((tmp_path / "logs/results.jsonl").read_text())
+    assert result["device"] == "Data Center GPU Max 1550"
+    assert result["peak_memory_gb"] == 2 and peaks[1] == 1
+    Nothing().anything(1)
+
+
+def test_data_parallels_copies_compute_in_the_same_layout():
+    """They lose channels_last of the weights, so the images must have it."""
+    cinic_dp = load("cinic_lab", "cinic_dp")
+    model, seen = cinic_dp.Classifier("resnet18").eval(), []
+    model.dtype = None  # and its weights are contiguous, as those of a copy
+    model.resnet.layer1.register_forward_hook(lambda *args: seen.append(args[2]))
+    model(photos(2, 3, 32, 32))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+DRIVER = "int cuInit(unsigned f) { return 0; } int cuDriverGetVersion(int *v)"
+
+
+@pytest.fixture
+def old_driver(tmp_path):
+    """A libcuda for CUDA 11.4, as of a driver that is too old for this PyTorch."""
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    source = tmp_path / "driver.c"
+    missing = "return 500;"  # CUDA_ERROR_NOT_FOUND, for all other functions
+    source.write_text(
+        f"{DRIVER} {{ *v = 11040; return 0; }}\n"
+        f"int cuGetProcAddress(char *s, void **p) {{ *p = 0; {missing} }}\n"
+        f"int cuGetProcAddress_v2(char *s, void **p) {{ *p = 0; {missing} }}\n"
+    )
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return tmp_path
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="not a PyTorch for CUDA")
+@pytest.mark.parametrize("given, hidden", [("2", None), ("2", "-1"), ("", None)])
+def test_a_job_with_gpus_that_pytorch_does_not_see(given, hidden, old_driver):
+    code = "from common.device import get_device; print(get_device())"
+    env = {"LD_LIBRARY_PATH": str(old_driver), "SLURM_GPUS_ON_NODE": given}
+    env["CUDA_VISIBLE_DEVICES"] = "0,1" if hidden is None else hidden
+    done = run([sys.executable, "-c", code], REPOSITORY, **env)
+    if given and hidden is None:
+        assert done.returncode == 2 and done.stdout == ""
+        (error,) = [li for li in done.stderr.splitlines() if li.startswith("Error")]
+        built = f"built for CUDA {torch.version.cuda}; NVIDIA driver here: CUDA 11.4"
+        assert "none of this job's 2 GPUs" in error and built in error
+    else:
+        assert done.stdout == "cpu\n" and done.returncode == 0
+    assert "driver on your system is too old" in done.stderr  # PyTorch's own words
+
+
+SHOW = "import os; print(*map(os.environ.get, ['RANK', 'CUDA_VISIBLE_DEVICES']))"
+
+
+def in_bash(script, folder=REPOSITORY, **env):
+    """Run these lines of bash after env.sh, and return what they print."""
+    script = f"set -euo pipefail\nsource common/env.sh\n{script}"
+    done = run(["bash", "-c", script], folder, **env)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "places, env, picked",
+    [
+        ("1", {}, "0"),
+        ("2", {}, "1"),
+        ("1-2", {}, "0,1"),
+        ("1", {"CUDA_VISIBLE_DEVICES": "2,3"}, "2"),
+        ("2", {"CUDA_VISIBLE_DEVICES": "2,3"}, "3"),
+        ("1-2", {"CUDA_VISIBLE_DEVICES": "4,5,6"}, "4,5"),
+        ("2", {"CUDA_VISIBLE_DEVICES": "-1"}, "-1"),
+        ("2", {"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ("2", {"HIP_VISIBLE_DEVICES": "6,7"}, "7"),
+        ("2", {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_ID": "7"}, "0,1"),
+    ],
+)
+def test_pick_gpus(places, env, picked, monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    show = 'echo "$CUDA_VISIBLE_DEVICES"; echo "${HIP_VISIBLE_DEVICES-}"'
+    for_cuda, for_hip = in_bash(f"pick_gpus {places}; {show}", **env)
+    assert for_cuda == picked
+    assert for_hip == (picked if "HIP_VISIBLE_DEVICES" in env else "")
+
+
+def test_fewer_gpus_than_processes_are_hidden():
+    show = 'gpus 2; echo "$CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES"'
+    # '' hides none of AMD's: https://github.com/ROCm/hip/issues/3001
+    assert in_bash(f"has_driver() {{ true; }}; {show}") == ["-1 -1"]
+
+
+def test_memory_is_kept_on_cpus_alone():
+    show = 'unset MALLOC_MMAP_MAX_; eval "$(tail -n 1 common/env.sh)"'
+    show += '; echo "${MALLOC_MMAP_MAX_-no}"'
+    assert in_bash(f"has_driver() {{ false; }}; {show}") == ["0"]
+    assert in_bash(f"has_driver() {{ true; }}; {show}") == ["no"]
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert in_bash(f"has_driver() {{ true; }}; {show}", **hidden) == ["0"]
+
+
+@pytest.mark.parametrize("chosen, seen", [("2,3", ["2", "3"]), ("-1", ["-1", "-1"])])
+def test_each_of_two_launchers_has_its_gpu(chosen, seen, tmp_path):
+    room = copy_room("exercise8", tmp_path)
+    (room / "show.py").write_text(SHOW)
+    env = {"CUDA_VISIBLE_DEVICES": chosen}
+    done = run(["bash", "run-2nodes.sh", "show.py"], room, **env)
+    assert done.returncode == 0, done.stderr
+    shown = sorted(line.split()[1] for line in done.stdout.splitlines())
+    assert shown == seen
+
+
+@pytest.mark.parametrize(
+    "exercise, run_script, script",
+    [
+        ("mnist_multigpu", "slurm_multigpu.sh", "mnist_multigpu.py"),
+        ("cifar100_demo", "run_data_parallel_cifar100.sh", "train_data_parallel.py"),
+        ("cinic_lab", "run-2gpus.sh", "cinic_dp.py"),
+        ("dp_ddp_intro", "jobscript_dp.sh", "dp.py"),
+    ],
+)
+def test_data_parallel_takes_two_gpus(exercise, run_script, script, tmp_path):
+    room = copy_room(exercise, tmp_path)
+    (room / script).write_text(
+        f"{SHOW}\nimport line_profiler as l; l.profile(print)"
+    )
+    for chosen, seen in ((None, "0,1"), ("5,6,7", "5,6")):
+        env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        env |= {"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}
+        command = [
+            "bash",
+            run_script,
+            *[script] * ("2gpus" in run_script or "job" in run_script),
+        ]
+        done = subprocess.run(
+            command, cwd=room, env=env, capture_output=True, text=True
+        )
+        assert f"None {seen}\n" in done.stdout, done.stderr
+
+
+def test_processes_of_one_node_meet_there(tmp_path):
+    """Not by the name that the host calls itself, which may lead elsewhere."""
+    room = copy_room("exercise8", tmp_path)
+    (room / "show.py").write_text("import os; print(os.environ['MASTER_ADDR'])")
+    done = run(["bash", "run-2gpus.sh", "show.py"], room)
+    assert done.stdout == "localhost\n" * 2, done.stderr
+
+
+LAUNCH = """
+import runpy, sys, time
+sleep = time.sleep
+time.sleep = lambda seconds: sleep(2 if seconds == 60 else seconds)
+sys.argv = ["torchrun", "--nnodes=2", "--rdzv-id=1", "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0", "--rdzv-conf=join_timeout=4", "none.py"]
+sys.argv[4] = f"--rdzv-endpoint=localhost:{port}"
+runpy.run_module("common.torchrun", run_name="__main__")
+"""
+
+
+def test_a_node_that_does_not_come_is_named(tmp_path):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    env = {"JOB_NODES": "localhost n2", "SLURMD_NODENAME": "localhost"}
+    code = f"port = {port}\n{LAUNCH}"
+    done = run([sys.executable, "-c", code], REPOSITORY, timeout=60, **env)
+    first, last = done.stderr.splitlines()
+    assert (
+        first.startswith("Error: waiting for n2 after 60 s")
+        and "nodelist=n2" in first
+    )
+    assert last == "Error: not all nodes have come" and done.returncode == 1
+
+
+def test_no_site_gives_all_scripts_the_same_number_of_gpus():
+    for file in (REPOSITORY / "common/sites").glob("*.sh"):
+        code = [li for li in file.read_text().splitlines() if li[:1] != "#"]
+        assert not any("GPUS_PER_NODE" in line for line in code), file
+
+
+def test_dtypes_are_those_of_the_option():
+    for name in ("cinic_amp", "cinic_ddp"):
+        with mistake("invalid choice"):
+            call(load("cinic_lab", name), "--dtype", "int8")
+    assert list(DTYPES) == ["bf16", "fp16", "fp32"]
