@@ -19,8 +19,8 @@ def first_set(*names):
     return next((os.environ[name] for name in names if name in os.environ), None)
 
 
-# The GPUs that this job may use. NVIDIA's tool shows and counts those alone. AMD's show
-# all that the node has, and count as Slurm does in SLURM_JOB_GPUS.
+# The GPUs that this job may use. NVIDIA's tool shows and counts those alone. AMD's
+# show all that the node has, and count as Slurm does in SLURM_JOB_GPUS.
 NVIDIA = first_set("CUDA_VISIBLE_DEVICES")
 AMD = first_set(
     "SLURM_JOB_GPUS",

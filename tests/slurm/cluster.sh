@@ -6,11 +6,13 @@
 #
 # Each node has 64 CPUs, 600 GB and 8 GPUs, on paper only: its jobs run on the CPU. It is a
 # network namespace with an address and a host name of its own, so what two nodes say to
-# each other crosses a network. Everything lies in FOLDER. GPU_TYPE=mi250 types the GPUs.
+# each other crosses a network. Everything lies in FOLDER. GPU_TYPE=mi250 types the GPUs,
+# and NODES=3 makes three nodes.
 
 set -euo pipefail
 folder=${2:-/tmp/slurm-on-paper}
 id=$(($(cksum <<< "$folder" | cut -d ' ' -f 1) % 250)) # several clusters do not collide
+nodes=$(seq "${NODES:-2}")
 bridge=paper$id address=10.77.$id.1 ports=$((20000 + 4 * id))
 
 fail() {
@@ -25,7 +27,7 @@ up() {
             "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2"
     done
     [[ ! -e $folder ]] || fail "$folder is there already: type bash $0 down $folder"
-    mkdir -p "$folder"/{state,n1,n2,log}
+    mkdir -p "$folder"/{state,log}
     trap 'status=$?; tail -n 3 "$folder"/log/* >&2; down; exit $status' ERR
     chmod 755 "$folder"
     for gpu in {0..7}; do
@@ -53,20 +55,22 @@ up() {
         ReturnToService=2
         GresTypes=gpu
         NodeName=DEFAULT CPUs=64 RealMemory=600000 Gres=gpu:${GPU_TYPE:+$GPU_TYPE:}8
-        NodeName=n1 NodeAddr=10.77.$id.11
-        NodeName=n2 NodeAddr=10.77.$id.12
-        PartitionName=gpu Nodes=n[1-2] Default=YES
-        PartitionName=other Nodes=n[1-2]
+$(printf "NodeName=n%s NodeAddr=10.77.$id.1%s\n" $(for n in $nodes; do echo "$n $n"; done))
+        PartitionName=gpu Nodes=ALL Default=YES
+        PartitionName=other Nodes=ALL
 END
     echo CgroupPlugin=cgroup/v1 > "$folder/cgroup.conf"
     echo "AutoDetect=off
-NodeName=n[1-2] Name=gpu ${GPU_TYPE:+Type=$GPU_TYPE }File=$folder/gpu[0-7]" > "$folder/gres.conf"
+Name=gpu ${GPU_TYPE:+Type=$GPU_TYPE }File=$folder/gpu[0-7]" > "$folder/gres.conf"
     # A GPU of this machine is not one of the cluster's.
     printf '%s\n' '#!/bin/sh' 'echo export CUDA_VISIBLE_DEVICES=' 'echo export HIP_VISIBLE_DEVICES=' \
         > "$folder/prolog"
     chmod +x "$folder/prolog"
-    printf '%s\n' '127.0.0.1 localhost' "$address $(hostname)" \
-        "10.77.$id.11 n1" "10.77.$id.12 n2" > "$folder/hosts"
+    printf '%s\n' '127.0.0.1 localhost' "$address $(hostname)" > "$folder/hosts"
+    for n in $nodes; do
+        mkdir "$folder/n$n"
+        echo "10.77.$id.1$n n$n" >> "$folder/hosts"
+    done
 
     ip link add $bridge type bridge
     ip address add $address/24 dev $bridge
@@ -77,7 +81,7 @@ NodeName=n[1-2] Name=gpu ${GPU_TYPE:+Type=$GPU_TYPE }File=$folder/gpu[0-7]" > "$
         --log-file="$folder/log/munged"
     export SLURM_CONF=$folder/slurm.conf
     slurmctld
-    for n in 1 2; do
+    for n in $nodes; do
         ip netns add $bridge-n$n
         ip link add $bridge-$n type veth peer name eth0 netns $bridge-n$n
         ip link set $bridge-$n master $bridge up
@@ -93,16 +97,16 @@ NodeName=n[1-2] Name=gpu ${GPU_TYPE:+Type=$GPU_TYPE }File=$folder/gpu[0-7]" > "$
         ((n < 60)) || { echo "the nodes do not come up" >&2; false; }
     done
     trap - ERR
-    echo "Two nodes are up. Type this, then sbatch and squeue as on a cluster:"
+    echo "The nodes are up. Type this, then sbatch and squeue as on a cluster:"
     echo "    export SLURM_CONF=$SLURM_CONF"
 }
 
 down() {
     local n pid file
-    for n in 1 2; do # a node's processes: slurmd, and the jobs there
-        if [[ -e /run/netns/$bridge-n$n ]]; then
-            ip netns pids $bridge-n$n | xargs --no-run-if-empty kill -9
-            ip netns delete $bridge-n$n
+    for n in /run/netns/"$bridge"-n*; do # a node's processes: slurmd, and the jobs there
+        if [[ -e $n ]]; then
+            ip netns pids "${n##*/}" | xargs --no-run-if-empty kill -9
+            ip netns delete "${n##*/}"
         fi
     done
     for file in "$folder"/{slurmctld,munged}.pid; do

@@ -186,6 +186,51 @@ def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
         ]
 
 
+def test_any_number_of_nodes(cluster, sample, room, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", str(cluster(NODES="3")))
+    (room / "who.py").write_text(WHO)
+    for nodes in (1, 3):
+        command = ["sbatch", f"--nodes={nodes}", "run-2nodes.sh", "who.py"]
+        state, output = finish(int(run(command, room, sample).stdout.split()[-1]))
+        assert state["JobState"] == "COMPLETED", output
+        assert sorted(output.splitlines()) == [
+            f"n{rank // 2 + 1} {rank} {rank % 2} {2 * nodes}"
+            for rank in range(2 * nodes)
+        ]
+
+
+def test_the_processes_meet_by_slurms_name_of_a_node(sbatch, room):
+    meet = "import os, sys; sys.stdout.write(os.environ['MASTER_ADDR'] + '\\n')"
+    (room / "meet.py").write_text(meet)
+    for run_script, name in (("run-2nodes.sh", "n1"), ("run-2gpus.sh", "localhost")):
+        _, output = finish(sbatch(room, run_script, "meet.py"))
+        assert set(output.splitlines()) == {name}, output
+
+
+def test_a_step_within_a_step(slurm, room, monkeypatch):
+    """As in `srun --pty bash`: the inner step shares what the outer one has."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    (room / "who.py").write_text(WHO)
+    asked = ["--quiet", "--nodes=1", "--gpus-per-node=2", "--cpus-per-task=2"]
+    done = run(["srun", *asked, "bash", "run-2nodes.sh", "who.py"], room, timeout=60)
+    assert sorted(done.stdout.splitlines()) == ["n1 0 0 2", "n1 1 1 2"], done.stderr
+
+
+def test_a_node_that_does_not_come_is_named(sbatch, room):
+    launch = (REPOSITORY / "common/nodes.sh").read_text()
+    hang = "bash -c '[[ $SLURMD_NODENAME == n1 ]] || exec sleep 200; exec \"$@\"' -"
+    late = launch.replace('1 "${launch[@]}"', f'1 {hang} "${{launch[@]}}"')
+    late = late.replace("join_timeout=120", "join_timeout=70")
+    assert late.count("sleep") == 1 and "=70" in late
+    file = room / "run-2nodes.sh"
+    file.write_text(file.read_text().replace("source common/nodes.sh", late))
+    (room / "who.py").write_text(WHO)
+    state, output = finish(sbatch(room, "run-2nodes.sh", "who.py"))
+    assert state["JobState"] == "FAILED", output
+    words = "Error: waiting for n2 after 60 s: does `srun --overlap --nodelist=n2 "
+    assert output.count(words) == 1 and "Error: not all nodes have come" in output
+
+
 def test_two_nodes_cannot_meet_at_localhost(sbatch, room):
     """The nodes are apart: what works on one machine only would fail here."""
     (room / "who.py").write_text(WHO)
