@@ -1,8 +1,10 @@
 """Which process this is, which device is its own, and its fastest number format."""
 
+import atexit
 import ctypes
 import os
 import sys
+import time
 
 import torch
 
@@ -18,6 +20,9 @@ def get_ranks():
     rank counts the processes of the job, local_rank those of this node. Raises
     UserError if torchrun did not start this process.
     """
+    # Gloo's threads may still hold the last tensors, and need Python to free them.
+    # If it has ended, they abort the process, or hang: seen with torch 2.8 and 2.15.
+    atexit.register(time.sleep, 0.1)
     try:
         names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
         return tuple(int(os.environ[name]) for name in names)

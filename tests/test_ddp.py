@@ -91,3 +91,30 @@ def test_two_halves_of_a_batch_train_like_the_whole(tmp_path):
     assert moved.abs().max() > 1e-4
     for key in ("loss", "accuracy"):
         assert halves["means"][key] == pytest.approx(whole["means"][key], rel=1e-5)
+
+
+LEAVES = """
+import sys
+import torch, torch.distributed as dist
+from common.device import get_ranks
+
+get_ranks()
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 10))
+model(torch.zeros(2, 10)).sum().backward()
+sys.setswitchinterval(5)  # no thread gets a turn unless Python waits
+works = [dist.all_reduce(torch.zeros(3), async_op=True) for _ in range(200)]
+[work.wait() for work in works]
+del works
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_without_accident(tmp_path):
+    """Gloo's threads free tensors after it has; without a pause a third aborted."""
+    (tmp_path / "common").symlink_to(REPOSITORY / "common")
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    for _ in range(6):
+        done = torchrun(2, ["leaves.py"], tmp_path)
+        assert done.returncode == 0, done.stderr
