@@ -2,9 +2,10 @@
 
     make bench
     DATADIR=/path/to/data make bench BENCH="--only exercise8 --only cinic_lab"
+    cd exercise8 && sbatch --gpus-per-node=2 run.sh ../bench/bench.py
 
-Prints each row when it is measured, and keeps it in results/. Exercises whose data
-are not in DATADIR are measured on drawings; their rows say so.
+Prints each row when it is measured, and keeps it in results/, with what check.py
+says of the machine. Data that are not in DATADIR are drawn, and the rows say so.
 """
 
 import json
@@ -12,10 +13,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
+from check import NEEDS
 from measure import HEAD, line
 
 from common.cli import OptionParser, at_least
@@ -23,15 +26,11 @@ from common.data import REPOSITORY, SAMPLES, data_root
 from common.device import get_device
 from common.prepare import find_images
 
-RESULTS = Path(__file__).resolve().parent / "results"
-# What each exercise needs in DATADIR, and the image files that its plain way reads.
-NEEDS = {
-    "exercise8": [f"dogs-vs-cats/{s}-*.pt" for s in ("train", "validation", "test")],
-    "mnist_multigpu": ["MNIST/raw"],
-    "cifar100_demo": ["cifar-100-python"],
-    "cinic_lab": [f"CINIC/{split}-*.pt" for split in ("train", "valid", "test")],
-    "dp_ddp_intro": [],
-}
+BENCH = Path(__file__).resolve().parent
+RESULTS = BENCH / "results"
+GPUS = torch.accelerator.device_count()
+TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
+# The image files that the plain way of an exercise reads, besides what it needs.
 IMAGES = {
     "exercise8": ("dogs-vs-cats", "train", "cats"),
     "cinic_lab": ("CINIC", "train", "airplane"),
@@ -64,19 +63,30 @@ def rows_of(exercise, root, drawn, repeats):
     """Yield the rows of an exercise as they are measured; raise if that fails."""
     command = [f"{exercise}.py", str(repeats)]
     launches = [[sys.executable, *command]]
-    if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
-        two = [sys.executable, "-m", "common.torchrun", "--standalone"]
-        launches.append([*two, "--nproc-per-node=2", *command])
+    if GPUS != 1:  # two GPUs, or two CPU cores
+        launches.append([*TORCHRUN, "--nproc-per-node=2", *command])
     for launch in launches:
         env = {**os.environ, "DATADIR": str(root)}
         with subprocess.Popen(
-            launch, stdout=subprocess.PIPE, text=True, env=env
+            launch, stdout=subprocess.PIPE, text=True, env=env, cwd=BENCH
         ) as job:
             for printed in filter(lambda text: text[0] == "{", job.stdout):
                 row = json.loads(printed)
                 yield row | {"script": row["script"] + ", drawn data" * drawn}
         if job.returncode:
             raise subprocess.CalledProcessError(job.returncode, launch)
+
+
+def checked():
+    """Return what check.py finds out of the machine's GPUs, or of two CPU cores."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, processes = Path(folder, "check.json"), f"--nproc-per-node={GPUS or 2}"
+        command = [*TORCHRUN, processes, "check.py", "--to", file]
+        done = subprocess.run(command, cwd=BENCH, stdout=subprocess.PIPE, text=True)
+        if done.returncode > 1:  # it has told why
+            sys.exit(done.returncode)
+        print(f"check.py: {done.stdout.splitlines()[-1]}", flush=True)
+        return json.loads(file.read_text())
 
 
 def load(file):
@@ -105,6 +115,7 @@ def main():
     args = parser.parse_args()
     file = RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
     results, names = load(file), args.only or list(NEEDS)
+    results["check"] = checked()
     data = {name: data_for(name) for name in names}
     others = [load(other) for other in RESULTS.glob("*.json")]
     minutes = [minutes_of(name, results, others) for name in names]

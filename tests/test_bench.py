@@ -22,7 +22,10 @@ def test_what_fails_does_not_lose_what_was_measured(tmp_path):
     assert "Error: mnist_multigpu failed" in done.stderr
     assert "damaged" in done.stderr  # and it has said why
     (file,) = (room / "results").iterdir()
-    measured = json.loads(file.read_text())["exercises"]
+    results = json.loads(file.read_text())
+    assert len(results["check"]["processes"]) == 2  # what check.py says
+    assert "check.py: " in done.stdout
+    measured = results["exercises"]
     assert list(measured) == ["dp_ddp_intro"]
     rows = measured["dp_ddp_intro"]["rows"]
     assert len(rows) == 6 and all(row["images_per_second"] > 0 for row in rows)

@@ -353,3 +353,57 @@ def test_typed_gpus(cluster, sample, room, monkeypatch):
     assert state["JobState"] == "COMPLETED", output
     assert state["TresPerNode"] == "gres:gpu:mi250:2"
     assert sorted(output.splitlines()) == ["n1 0 0 2", "n1 1 1 2"]
+
+
+@pytest.fixture
+def slow_link(slurm):
+    """Let both nodes send no more than 200 Mbit/s; return that in GB/s."""
+    bridge = "paper" + re.search(r"NodeAddr=10\.77\.(\d+)\.", slurm.read_text())[1]
+
+    def shape(*how):
+        for node in ("n1", "n2"):
+            done = run(["tc", "-n", f"{bridge}-{node}", "qdisc", *how], "/")
+            assert done.returncode == 0, done.stderr
+
+    where = "dev", "eth0", "root"
+    bucket = "tbf", "rate", "200mbit", "burst", "256kb", "latency", "100ms"
+    shape("add", *where, *bucket)
+    yield 200e6 / 8 / 1e9
+    shape("delete", *where)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    (tmp_path / "bench").symlink_to(REPOSITORY / "bench")
+    return copy_room("cinic_lab", tmp_path)
+
+
+def test_the_check_finds_out_how_fast_the_link_is(sbatch, lab, slow_link):
+    job = sbatch(lab, "run-2nodes.sh", "../bench/check.py")
+    state, output = finish(job)
+    assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output
+    assert output.splitlines()[-1] == "All is well."
+    found = json.loads((lab / f"logs/check-{job}.json").read_text())
+    assert found["nodes"] == ["n1", "n2"]
+    assert [row["node"] for row in found["processes"]] == ["n1", "n2"]
+    assert [row["node"] for row in found["data"]] == ["n1", "n2"]
+    for what in ("all_reduce", "broadcast"):
+        row = found[what][-1]
+        assert (row["over"], row["nodes"], row["processes"]) == ("all", 2, 2)
+        assert row["bytes"] == 2**24 and row["correct"]
+        assert row["bus_gb_per_s"] == pytest.approx(slow_link, rel=0.1)
+
+
+def test_the_check_names_the_node_that_does_not_answer(sbatch, lab):
+    (lab / "late.py").write_text(
+        "import os, sys, time\n"
+        "time.sleep(99 * (os.environ['RANK'] == '1'))\n"
+        "sys.path.insert(0, '../bench')\n"
+        "import check\n"
+        "check.main()\n"
+    )
+    state, output = finish(sbatch(lab, "run-2nodes.sh", "late.py", "--wait", "5"))
+    assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0"), output
+    lines = [line for line in output.splitlines() if not line.startswith("srun: ")]
+    assert len(lines) == 1, output
+    assert lines[0].startswith("Error: rank 1 on n2: no sign of life within 5 s. ")
