@@ -520,7 +520,7 @@ def main():
     job.save()
     lines = [f"Wrong: {text}" for text in job.found["problems"]]
     lines += [f"Warning: {text}" for text in job.found["warnings"]]
-    job.say("", f"All this is in {job.file}", *lines[1:])
+    job.say(f"All this is in {job.file}", *lines[1:])
     more = f" (and {len(lines) - 1} more, above)" if lines[1:] else ""
     job.say(lines[0] + more if lines else "All is well.")
     job.gather("farewell", None)  # torchrun ends all when the first one has ended

@@ -9,7 +9,6 @@ import time
 import torch
 
 from common.cli import UserError
-from common.log import rank0_print
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 
@@ -113,6 +112,8 @@ def pick_dtype(device, wanted=None):
     bfloat16, if it has instructions for that. Else a GPU gets float16, which needs a
     GradScaler (bfloat16 it emulates), and a CPU 32 bits (it is many times slower).
     """
+    from common.log import rank0_print  # not above: bench/check.py needs no tqdm
+
     if device.type == "cpu":
         native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         unit, other = "CPU", "fp32"

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -426,3 +427,10 @@ def test_what_is_said_of_a_gpu(monkeypatch):
     assert (first["uuid"], first["pci"]) == ("1a2b", "0000:c1:00.0")
     assert first["gpus_seen"] == [["1a2b", "0000:c1:00.0"], [None, None]]
     assert (second["device"], second["uuid"], second["pci"]) == ("Max", None, None)
+
+
+def test_it_needs_nothing_beyond_pytorch():
+    others = "tqdm", "numpy", "matplotlib", "tensorboard", "torchvision"
+    code = f"import sys; sys.modules |= dict.fromkeys({others}); import check"
+    done = run([sys.executable, "-c", code], REPOSITORY / "bench")
+    assert done.returncode == 0, done.stderr

@@ -150,7 +150,9 @@ def test_16_bits(device, native, wanted, chosen, words, monkeypatch, capsys):
     assert said.startswith(f"Autocast: {words}") and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("instructions", ["AVX2", "DEFAULT"])
+@pytest.mark.parametrize(
+    "instructions", ["AVX2", pytest.param("DEFAULT", marks=pytest.mark.slow)]
+)
 def test_amp_on_a_cpu(instructions, sample, tmp_path):
     """If it has 32 bits alone, it computes the same to the last bit as without."""
     room, env = (
@@ -277,7 +279,9 @@ def test_a_job_with_gpus_that_pytorch_does_not_see(given, hidden, old_driver):
         assert "driver on your system is too old" in done.stderr  # PyTorch's words
 
 
-SHOW = "import os; print(*map(os.environ.get, ['RANK', 'CUDA_VISIBLE_DEVICES']))"
+SHOW = "import os, sys; show = map(str, map(os.environ.get, names))"
+SHOW = f"names = ['RANK', 'CUDA_VISIBLE_DEVICES']; {SHOW}"
+SHOW += "; sys.stdout.write(' '.join(show) + '\\n')"  # in one piece
 
 
 def in_bash(script, folder=REPOSITORY, **env):
@@ -327,7 +331,13 @@ def test_memory_is_kept_on_cpus_alone():
     assert in_bash(f"has_driver() {{ true; }}; {show}", **hidden) == ["0"]
 
 
-@pytest.mark.parametrize("chosen, seen", [("2,3", ["2", "3"]), ("-1", ["-1", "-1"])])
+@pytest.mark.parametrize(
+    "chosen, seen",
+    [
+        ("2,3", ["2", "3"]),
+        pytest.param("-1", ["-1", "-1"], marks=pytest.mark.slow),
+    ],
+)
 def test_each_of_two_launchers_has_its_gpu(chosen, seen, tmp_path):
     room = copy_room("exercise8", tmp_path)
     (room / "show.py").write_text(SHOW)
@@ -385,6 +395,7 @@ runpy.run_module("common.torchrun", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_come_is_named(tmp_path):
     import socket
 
