@@ -83,10 +83,11 @@ def checked():
         file, processes = Path(folder, "check.json"), f"--nproc-per-node={GPUS or 2}"
         command = [*TORCHRUN, processes, "check.py", "--to", file]
         done = subprocess.run(command, cwd=BENCH, stdout=subprocess.PIPE, text=True)
-        if done.returncode > 1:  # it has told why
-            sys.exit(done.returncode)
+        found = json.loads(file.read_text()) if file.exists() else {}
+        if not found.get("finished"):
+            sys.exit("Error: check.py did not finish; it says why above")
         print(f"check.py: {done.stdout.splitlines()[-1]}", flush=True)
-        return json.loads(file.read_text())
+        return found
 
 
 def load(file):

@@ -78,7 +78,8 @@ class Job:
         self.save()
         self.store = dist.HashStore()
         if self.size > 1:
-            # It tries twice: soon enough to tell before others miss this process.
+            # TCPStore tries again within this time. It is a quarter of the others',
+            # so that this process says what is wrong before they miss it.
             soon = timedelta(seconds=wait / 4)
             at = "torchrun at {MASTER_ADDR} port {MASTER_PORT}".format(**os.environ)
             with self.at_most(f"{node_name()} does not reach {at}"):
@@ -125,6 +126,8 @@ class Job:
         timer.start()
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             why = str(error).splitlines()[0].split("] ")[-1]  # not in which file
             self.give_up(f"{what}, {node_name()} says {why}: {NETWORK}", speaker)
@@ -135,9 +138,11 @@ class Job:
         """End this process, and so the job. The speaker tells why, before others."""
         time.sleep(0 if self.rank == speaker else 5)
         self.found["problems"].append(text)
-        self.save()
-        print(f"Error: {text}", file=sys.stderr, flush=True)
-        os._exit(2)  # the main thread may be the one that hangs
+        try:
+            self.save()
+        finally:
+            print(f"Error: {text}", file=sys.stderr, flush=True)
+            os._exit(2)  # the main thread may be the one that hangs
 
     def save(self):
         if self.rank == 0:
@@ -415,6 +420,7 @@ def products(device):
         ("float32", torch.float32, "highest"),
         ("tf32", torch.float32, "high"),
         ("bfloat16", torch.bfloat16, "highest"),
+        *([("float16", torch.float16, "highest")] if device.type != "cpu" else ()),
     ):
         torch.set_float32_matmul_precision(precision)
         for size in (n // 8, n) if tf32 or name != "tf32" else ():
@@ -447,6 +453,7 @@ def measure_devices(job):
     for row, speed in zip(rows, job.gather("speeds", speeds), strict=True):
         row |= speed
     columns = "rank float32_tflops:float32 tf32_tflops:TF32 bfloat16_tflops:bfloat16"
+    columns += " float16_tflops:float16"
     job.say("Matrix products, TFLOP/s")
     job.table(rows, columns)
     if job.device.type == "cpu":
@@ -523,7 +530,7 @@ def main():
     job.say(f"All this is in {job.file}", *lines[1:])
     more = f" (and {len(lines) - 1} more, above)" if lines[1:] else ""
     job.say(lines[0] + more if lines else "All is well.")
-    job.gather("farewell", None)  # torchrun ends all when the first one has ended
+    job.gather("farewell", None)  # or torchrun ends all at the first status 1
     if dist.is_initialized():
         dist.destroy_process_group()
     sys.exit(1 if job.found["problems"] else 0)

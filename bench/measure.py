@@ -35,7 +35,7 @@ def main(single, scaling):
     dist.destroy_process_group()
 
 
-def steps_for(train):
+def steps_for(train, most=10**6):
     """Return how many steps take about SECONDS; train(steps) does them, and waits.
 
     Of several processes rank 0 alone tries it, and tells the others.
@@ -43,12 +43,13 @@ def steps_for(train):
     steps, seconds = 1, 0.0
     if "RANK" not in os.environ or dist.get_rank() == 0:
         train(1)  # for what is slow only at first
-        while seconds < SECONDS / 10:  # a step of a GPU is too short to be timed
+        # A step of a GPU is too short to be timed.
+        while seconds < SECONDS / 10 and steps <= most:
             start = time.perf_counter()
             train(steps)
             seconds = time.perf_counter() - start
             steps *= 2
-        steps = max(1, round(steps / 2 * SECONDS / seconds))
+        steps = min(most, max(1, round(steps / 2 * SECONDS / seconds)))
     if "RANK" in os.environ:
         told = [steps]
         dist.broadcast_object_list(told, 0)

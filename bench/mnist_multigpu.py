@@ -62,7 +62,7 @@ def single(repeats):
         return plain_mnist.train(other, plain_loader, other_optimizer, device, steps)
 
     steps = steps_for(lambda steps: own_train(Batches([batch] * steps)))
-    few = min(steps_for(plainly), len(plain_loader))
+    few = steps_for(plainly, most=len(plain_loader))
     some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
     loader = make_loader(train_set, BATCH, device, some)
     cases = {

@@ -19,16 +19,17 @@ def first_set(*names):
     return next((os.environ[name] for name in names if name in os.environ), None)
 
 
-# The GPUs that this job may use. NVIDIA's tool shows and counts those alone. AMD's
-# show all that the node has, and count as Slurm does in SLURM_JOB_GPUS.
+# The GPUs that this job may use: the tools show more, unless the others are hidden.
+# AMD's never hide any, and count as Slurm does in the first two.
 NVIDIA = first_set("CUDA_VISIBLE_DEVICES")
 AMD = first_set(
+    "SLURM_STEP_GPUS",
     "SLURM_JOB_GPUS",
     "ROCR_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
     "CUDA_VISIBLE_DEVICES",
 )
-HIDDEN = "", "-1"
+HIDDEN = {"", "-1"} & {NVIDIA, AMD, os.environ.get("HIP_VISIBLE_DEVICES")}
 # A command that prints a table, and what stands in the heads of its columns:
 # utilisation in %, memory, power in W. Then how many GB one unit of memory is.
 TOOLS = [
@@ -105,8 +106,7 @@ def ask_cpu(seconds=1):
 
 
 def main():
-    hidden = NVIDIA in HIDDEN or AMD in HIDDEN
-    tools = [tool for tool in TOOLS if not hidden and ask(*tool)]
+    tools = [tool for tool in TOOLS if not HIDDEN and ask(*tool)]
     file = Path(sys.argv[1])
     try:
         file.parent.mkdir(exist_ok=True)

@@ -110,7 +110,8 @@ def main():
     torch.manual_seed(args.seed)
 
     train_set, val_set = cifar100()
-    dtype = pick_dtype(device, args.dtype) if args.amp else None
+    amp = args.amp or args.dtype
+    dtype = pick_dtype(device, args.dtype) if amp else None
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)

@@ -52,7 +52,7 @@ def largest_batch(attempt, most):
     """Return the largest batch, of 2, 4, 8, ..., that attempt(it) has memory for.
 
     There are many words for no memory, and a batch may also have more numbers than a
-    32-bit index can count. So any error ends it and is printed, but not at once.
+    32-bit index can count. So from the second on any error ends it, and is printed.
     """
     batch_size = 2  # BatchNorm wants more than one
     while batch_size <= most:

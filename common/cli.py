@@ -37,10 +37,19 @@ def report(kind, error, trace):
     sys.exit(2)
 
 
+def leave():
+    """End Gloo's threads before Python ends: else they may abort it, or hang.
+
+    They get a turn to free their last tensors, since Python waits for them while it
+    frees the process group, and gives none. Seen with torch 2.8 and 2.15.
+    """
+    if "RANK" in os.environ:
+        time.sleep(0.1)
+    gc.collect()
+
+
 sys.excepthook = report
-# Free what still holds the process group, and so end Gloo's threads: one that runs
-# on while Python ends now and then aborts the process.
-atexit.register(gc.collect)
+atexit.register(leave)
 
 
 class OptionParser(argparse.ArgumentParser):

@@ -1,10 +1,9 @@
 """Which process this is, which device is its own, and its fastest number format."""
 
-import atexit
 import ctypes
 import os
+import platform
 import sys
-import time
 
 import torch
 
@@ -19,9 +18,6 @@ def get_ranks():
     rank counts the processes of the job, local_rank those of this node. Raises
     UserError if torchrun did not start this process.
     """
-    # Gloo's threads may still hold the last tensors, and need Python to free them.
-    # If it has ended, they abort the process, or hang: seen with torch 2.8 and 2.15.
-    atexit.register(time.sleep, 0.1)
     try:
         names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
         return tuple(int(os.environ[name]) for name in names)
@@ -60,7 +56,7 @@ def get_device(local_rank=None, gpu=None):
             raise UserError(
                 f"PyTorch sees none of this job's {given} GPUs. It is built for "
                 f"{built_for()}; NVIDIA driver here: {driver()}. Take a PyTorch for "
-                "this driver, or type `export CUDA_VISIBLE_DEVICES=-1` to use CPUs"
+                "these GPUs, or type `export CUDA_VISIBLE_DEVICES=-1` to use CPUs"
             )
         return torch.device("cpu")
     if processes > gpus:
@@ -115,7 +111,10 @@ def pick_dtype(device, wanted=None):
     from common.log import rank0_print  # not above: bench/check.py needs no tqdm
 
     if device.type == "cpu":
+        # That oneDNN takes it is not enough: with AVX-512 alone it emulates it.
         native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if platform.machine() == "x86_64":
+            native = native and torch.cpu._is_avx512_bf16_supported()
         unit, other = "CPU", "fp32"
     else:
         module = torch.get_device_module(device)

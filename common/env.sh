@@ -32,6 +32,7 @@ export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2} TF_ENABLE_ONEDNN_OPTS=0
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
 # need_script RUN_SCRIPT "$@": its first argument is a script, or the job ends here.
 need_script() {
     if [[ ! -f ${2:-} ]]; then

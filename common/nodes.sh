@@ -9,11 +9,11 @@ fi
 launch=("${PYTHON[@]}" -m common.torchrun --nnodes="${SLURM_NNODES:-2}"
     --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --rdzv-id="$job" --rdzv-backend=c10d
     --rdzv-endpoint="$host:$((10000 + job % 20000))"
-    --rdzv-conf=join_timeout=120,read_timeout=120 "$@")
+    --rdzv-conf=join_timeout=300,read_timeout=300 "$@") # a slow disk may take minutes
 
 if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also within `srun --pty bash`, which has it all
-    exec srun --overlap --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
-        --kill-on-bad-exit=1 "${launch[@]}"
+    exec srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
+        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${launch[@]}"
 fi
 gpus 2
 (pick_gpus 1 && exec "${launch[@]}") & first=$!

@@ -43,11 +43,12 @@ def roll_call(nodes, seconds=60):
     if missing and node == nodes[0]:
         who, first = ", ".join(missing), missing[0]
         ask = f"srun --overlap --nodelist={first} hostname"
-        text = f"waiting for {who} after {seconds} s: does `{ask}` answer?"
-        print(f"Error: {text}", file=sys.stderr)
+        text = f"still waiting for {who} after {seconds} s: does `{ask}` answer?"
+        print(text, file=sys.stderr)
 
 
-if nodes := os.environ.get("JOB_NODES"):
+nodes = os.environ.get("JOB_NODES")  # of common/nodes.sh
+if nodes and "--standalone" not in sys.argv:
     threading.Thread(target=roll_call, args=[nodes.split()], daemon=True).start()
 # When a node fails, srun ends the others. They say nothing and leave with the lowest
 # status, as the job gets the highest.

@@ -18,8 +18,8 @@ source common/env.sh
 need_script jobscript_tensorflow_2nodes.sh "$@"
 
 if [[ ${SLURM_JOB_ID:-} ]]; then
-    exec srun --overlap --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
-        --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"
+    exec srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
+        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"
 fi
 gpus=$(nvidia-smi --list-gpus 2> /dev/null | wc -l) || true
 ((gpus >= 2)) || export CUDA_VISIBLE_DEVICES=-1

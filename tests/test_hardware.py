@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from common import data
 from common.device import DTYPES, get_device, pick_dtype
-from common.log import Nothing, RunLog
+from common.log import RunLog
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -228,7 +228,6 @@ def test_a_run_on_another_kind_of_gpu(tmp_path, monkeypatch):
     result = json.loads((tmp_path / "logs/results.jsonl").read_text())
     assert result["device"] == "Data Center GPU Max 1550"
     assert result["peak_memory_gb"] == 2 and peaks[1] == 1
-    Nothing().anything(1)
 
 
 def test_data_parallels_copies_compute_in_the_same_layout():
@@ -407,7 +406,7 @@ def test_a_node_that_does_not_come_is_named(tmp_path):
     done = run([sys.executable, "-c", code], REPOSITORY, timeout=60, **env)
     first, last = done.stderr.splitlines()
     assert (
-        first.startswith("Error: waiting for n2 after 60 s")
+        first.startswith("still waiting for n2 after 60 s")
         and "nodelist=n2" in first
     )
     assert last == "Error: not all nodes have come" and done.returncode == 1

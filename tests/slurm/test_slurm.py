@@ -211,7 +211,13 @@ def test_a_step_within_a_step(slurm, room, monkeypatch):
     """As in `srun --pty bash`: the inner step shares what the outer one has."""
     monkeypatch.setenv("SLURM_CONF", str(slurm))
     (room / "who.py").write_text(WHO)
-    asked = ["--quiet", "--nodes=1", "--gpus-per-node=2", "--cpus-per-task=2"]
+    asked = [
+        "--quiet",
+        "--nodes=1",
+        "--ntasks=1",
+        "--gpus-per-node=2",
+        "--cpus-per-task=2",
+    ]
     done = run(["srun", *asked, "bash", "run-2nodes.sh", "who.py"], room, timeout=60)
     assert sorted(done.stdout.splitlines()) == ["n1 0 0 2", "n1 1 1 2"], done.stderr
 
@@ -220,14 +226,14 @@ def test_a_node_that_does_not_come_is_named(sbatch, room):
     launch = (REPOSITORY / "common/nodes.sh").read_text()
     hang = "bash -c '[[ $SLURMD_NODENAME == n1 ]] || exec sleep 200; exec \"$@\"' -"
     late = launch.replace('1 "${launch[@]}"', f'1 {hang} "${{launch[@]}}"')
-    late = late.replace("join_timeout=120", "join_timeout=70")
+    late = late.replace("join_timeout=300", "join_timeout=70")
     assert late.count("sleep") == 1 and "=70" in late
     file = room / "run-2nodes.sh"
     file.write_text(file.read_text().replace("source common/nodes.sh", late))
     (room / "who.py").write_text(WHO)
     state, output = finish(sbatch(room, "run-2nodes.sh", "who.py"))
     assert state["JobState"] == "FAILED", output
-    words = "Error: waiting for n2 after 60 s: does `srun --overlap --nodelist=n2 "
+    words = "still waiting for n2 after 60 s: does `srun --overlap --nodelist=n2 "
     assert output.count(words) == 1 and "Error: not all nodes have come" in output
 
 
@@ -235,7 +241,7 @@ def test_two_nodes_cannot_meet_at_localhost(sbatch, room):
     """The nodes are apart: what works on one machine only would fail here."""
     (room / "who.py").write_text(WHO)
     launch = (REPOSITORY / "common/nodes.sh").read_text()
-    launch = launch.replace("$host:", "localhost:").replace("=120", "=5")
+    launch = launch.replace("$host:", "localhost:").replace("=300", "=5")
     assert launch.count("localhost") == 2 and "join_timeout=5" in launch
     file = room / "run-2nodes.sh"
     assert "source common/nodes.sh" in file.read_text()
