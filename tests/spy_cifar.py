@@ -26,7 +26,7 @@ seen = {"orders": [], "random": [], "evaluated": [], "buffers": []}
 train, evaluate = module.train, module.evaluate
 
 
-def dry_train(args, model, device, train_loader, optimizer, log, profiler):
+def dry_train(args, model, device, train_loader, optimizer, scaler, log, profiler):
     """Move BatchNorm's means of this rank away from the others'; train nothing."""
     seen["orders"].append(list(train_loader.sampler))
     seen["random"].append(torch.rand(1).item())
@@ -57,7 +57,7 @@ images = torch.randint(0, 256, (4, 12, 3, 32, 32), dtype=torch.uint8)
 labels = torch.randint(0, 100, (4, 12))
 share = slice(rank * 12 // world_size, (rank + 1) * 12 // world_size)
 loader = [(i[share], y[share]) for i, y in zip(images, labels, strict=True)]
-model = module.Classifier("resnet18", 40, amp=False)
+model = module.Classifier("resnet18", 40, None)
 for layer in model.modules():  # in eval mode whatever train() says
     if isinstance(layer, torch.nn.BatchNorm2d):
         layer.train(False)
@@ -67,7 +67,8 @@ wrapped = DistributedDataParallel(model) if world_size > 1 else model
 optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
 args, cpu = Namespace(steps=4), torch.device("cpu")
 log = module.RunLog(args, cpu, enabled=False)
-train(args, wrapped, cpu, loader, optimizer, log, None)
+scaler = torch.GradScaler("cpu", enabled=False)
+train(args, wrapped, cpu, loader, optimizer, scaler, log, None)
 seen["after"] = model.state_dict()
 torch.save(seen, f"{rank}.pt")
 if world_size > 1:
