@@ -125,6 +125,8 @@ class RunLog:
         those after are fine-tuning.
         """
         if not self.enabled:
+            # main() ends next, and frees the process group: see leave() in cli.py.
+            time.sleep(0.1)
             return
         epochs = self.epochs[: self.fields["options"]["epochs"]]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
