@@ -378,7 +378,8 @@ def test_data_parallel_takes_two_gpus(exercise, run_script, script, tmp_path):
 def test_processes_of_one_node_meet_there(tmp_path):
     """Not by the name that the host calls itself, which may lead elsewhere."""
     room = copy_room("exercise8", tmp_path)
-    (room / "show.py").write_text("import os; print(os.environ['MASTER_ADDR'])")
+    show = "import os, sys; sys.stdout.write(os.environ['MASTER_ADDR'] + '\\n')"
+    (room / "show.py").write_text(show)
     done = run(["bash", "run-2gpus.sh", "show.py"], room)
     assert done.stdout == "localhost\n" * 2, done.stderr
 
