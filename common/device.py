@@ -33,7 +33,7 @@ def get_device(local_rank=None, gpu=None):
 
     A script for one process gives no local_rank; it may name a gpu. Raises UserError
     if it was started as several, if there are more processes than GPUs on this node,
-    or if there is no such GPU.
+    if there is no such GPU, or if Slurm gave GPUs and PyTorch sees none.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if local_rank is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -106,7 +106,7 @@ def pick_dtype(device, wanted=None):
 
     wanted: a name of DTYPES. Without it the device decides, and one line says why:
     bfloat16, if it has instructions for that. Else a GPU gets float16, which needs a
-    GradScaler (bfloat16 it emulates), and a CPU 32 bits (it is many times slower).
+    GradScaler (bfloat16 it emulates), and a CPU 32 bits (bfloat16 would be slower).
     """
     from common.log import rank0_print  # not above: bench/check.py needs no tqdm
 
