@@ -2,8 +2,9 @@
 
     sbatch run.sh largest_batch.py --arch resnet152
 
-A batch is doubled until the GPU is out of memory. Prints for each how many images/s
-it trains, and how much memory it takes.
+A batch is doubled until the GPU is out of memory. Then it looks on between the last
+that fits and the first that does not, until they are within 5 % of each other. It
+prints for each how many images/s it trains, and how much memory it takes.
 """
 
 import time
@@ -49,30 +50,37 @@ def train(script, arch, batch_size, device, dtype):
 
 
 def largest_batch(attempt, most):
-    """Return the largest batch, of 2, 4, 8, ..., that attempt(it) has memory for.
+    """Return the largest batch up to most that attempt(it) has memory for.
+
+    Doubles it from 2 on until one does not fit, then tries the middle between the
+    last that fits and the first that does not, until these are within 5 % of each
+    other (or neighbours). 1 says that not even 2 fit.
 
     There are many words for no memory, and a batch may also have more numbers than a
-    32-bit index can count. So from the second on any error ends it, and is printed.
+    32-bit index can count. So from the second on any error, which is printed, says
+    that it does not fit.
     """
-    batch_size = 2  # BatchNorm wants more than one
-    while batch_size <= most:
+    fits, fails, batch_size = 1, None, 2  # BatchNorm wants more than one
+    while fits < most and (not fails or fails - fits > max(1, 0.05 * fits)):
         try:
             attempt(batch_size)
-        except RuntimeError as error:
+            fits = batch_size
+        except RuntimeError as error:  # ends here, and so do its tensors
             if batch_size == 2 and not isinstance(error, torch.OutOfMemoryError):
                 raise
             print(f"{batch_size:7} {str(error).splitlines()[0]}")
-            break
-        batch_size *= 2
-    return batch_size // 2
+            fails = batch_size
+        batch_size = (fits + fails) // 2 if fails else min(2 * fits, most)
+    return fits
 
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--arch", choices=cinic.ARCHS, default="resnet18")
-    parser.add_argument("--dtype", choices=DTYPES, help="of AMP; default: fast")
-    parser.add_argument("--gpu", type=at_least(0), help="number of the GPU")
-    parser.add_argument("--most", type=at_least(2), default=2**20, help="then stop")
+    add = parser.add_argument
+    add("--arch", choices=cinic.ARCHS, default="resnet18", help="the net")
+    add("--dtype", choices=DTYPES, help="of AMP; default: what is fast")
+    add("--gpu", type=at_least(0), help="number of the GPU; default: the first")
+    add("--most", type=at_least(2), default=2**20, help="try no larger batch")
     args = parser.parse_args()
     device = get_device(gpu=args.gpu)
     if device.type == "cpu":

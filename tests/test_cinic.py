@@ -1,7 +1,9 @@
 """cinic_lab/: the ladder of scripts as students run it, and what DDP promises."""
 
 import fcntl
+import gc
 import json
+import math
 import os
 import pty
 import re
@@ -9,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import weakref
 from argparse import Namespace
 from contextlib import suppress
 from itertools import chain
@@ -356,34 +359,81 @@ def test_autocast_is_in_the_model(dtype):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_the_largest_batch(monkeypatch, capsys):
-    largest_batch = load("cinic_lab", "largest_batch")
+def look_for_largest(capacity, most=2**20, error=torch.OutOfMemoryError):
+    """Return what largest_batch() finds where so many fit, and what it tried."""
     tried = []
 
     def attempt(batch_size):
         tried.append(batch_size)
-        if batch_size > 20:
-            raise RuntimeError("integer out of range\nat some place")
+        if batch_size > capacity:
+            raise error("full\nat some place")
 
-    assert largest_batch.largest_batch(attempt, 1000) == 16
-    assert tried == [2, 4, 8, 16, 32]
-    assert capsys.readouterr().out == "     32 integer out of range\n"
-    assert largest_batch.largest_batch(attempt, 8) == 8
+    return load("cinic_lab", "largest_batch").largest_batch(attempt, most), tried
 
-    def wrong(batch_size):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    with pytest.raises(RuntimeError, match="shapes"):
-        largest_batch.largest_batch(wrong, 8)
-    cpu, resets = torch.device("cpu"), []
+@pytest.mark.parametrize("capacity", [1, 2, 3, 4, 37, 100, 127, 128, 1000, 4096])
+def test_the_largest_batch(capacity):
+    found, tried = look_for_largest(capacity)
+    assert found <= capacity < max(found + 1, 1.05 * found)
+    assert found in tried or found == capacity == 1  # 1: not even 2
+    assert min(tried) == 2 and len(set(tried)) == len(tried)
+    assert len(tried) <= math.log2(capacity) + 1 + 5  # 2**-5 is less than 5 %
+
+
+@pytest.mark.parametrize("most, tried", [(8, [2, 4, 8]), (11, [2, 4, 8, 11])])
+def test_the_largest_batch_asked_for(most, tried):
+    assert look_for_largest(1000, most) == (most, tried)
+    found, tried = look_for_largest(9, most)
+    assert found == min(9, most) and max(tried) <= most
+
+
+def test_any_error_but_the_first_is_no_memory(capsys):
+    found, tried = look_for_largest(20, error=RuntimeError)
+    assert (found, tried) == (20, [2, 4, 8, 16, 32, 24, 20, 22, 21])
+    lines = [f"{size:7} full" for size in (32, 24, 22, 21)]
+    assert capsys.readouterr().out.splitlines() == lines
+    with pytest.raises(RuntimeError, match="full"):
+        look_for_largest(1, error=RuntimeError)
+
+
+def test_a_batch_that_fails_leaves_no_tensors(monkeypatch):
+    """Or the next one would have less memory, and be taken for too large."""
+    cinic, alive = load("cinic_lab", "cinic"), weakref.WeakSet()
+    largest_batch, left = load("cinic_lab", "largest_batch"), []
+
+    def train(args, model, state, batches, device, log):
+        images, _ = batches[0]
+        held = model(images)
+        alive.update([model, held])
+        if len(images) > 5:
+            raise torch.OutOfMemoryError("full")
+
+    def attempt(batch_size):
+        left.append(len(alive))
+        largest_batch.train(cinic, "resnet18", batch_size, CPU, None)
+
+    monkeypatch.setattr(cinic, "train", train)
+    monkeypatch.setattr(
+        torch.cpu, "reset_peak_memory_stats", lambda device: None, raising=False
+    )
+    gc.disable()
+    try:
+        assert largest_batch.largest_batch(attempt, 64) == 5
+    finally:
+        gc.enable()
+    assert left == [0] * 5  # before 2, 4, 8, 6, 5
+
+
+def test_a_batch_is_trained_without_and_with_amp(monkeypatch):
+    largest_batch, resets = load("cinic_lab", "largest_batch"), []
     monkeypatch.setattr(
         torch.cpu, "reset_peak_memory_stats", resets.append, raising=False
     )
     for script, dtype in (("cinic", None), ("cinic_amp", torch.float16)):
         module = load("cinic_lab", script)
-        speed, memory = largest_batch.train(module, "resnet18", 2, cpu, dtype)
+        speed, memory = largest_batch.train(module, "resnet18", 2, CPU, dtype)
         assert speed > 0 and memory > 0
-    assert resets == [cpu] * 4  # before the steps that count, too
+    assert resets == [CPU] * 4  # before the steps that count, too
 
 
 def test_gpu_by_number(monkeypatch):
@@ -441,9 +491,10 @@ def test_the_notebook_runs_from_top_to_bottom(room, sample):
     assert done.returncode == 0, done.stderr
     cells = json.loads((room / "cinic.ipynb").read_text())["cells"]
     output = json.dumps([cell.get("outputs") for cell in cells])
-    assert (
-        "Epoch: [1][1/1]" in output and "Acc@5" in output and "image/png" in output
-    )
+    for word in ("Epoch: [1][1/1]", "Acc@5", "image/png"):
+        assert word in output
+    speeds = re.findall(r"(Classifier|DataParallel): \d+\.\d images/s", output)
+    assert speeds == ["Classifier", "DataParallel"]  # part 4
 
 
 def fails(room, datadir, options, *words, ranks=0, script="cinic.py"):
