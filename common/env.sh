@@ -14,13 +14,31 @@ fi
 PYTHON=(python)
 framework=${FRAMEWORK:-torch}
 source "$common/sites/$site.sh"
-# A folder of that name has no origin.
-find='from importlib.util import find_spec as f; exit(not getattr(f("'$framework'"), "origin", 0))'
-if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
-    name=PyTorch venv=venv
-    [[ $framework == torch ]] || name=TensorFlow venv=venv-tensorflow
-    echo "Error: no $name for ${PYTHON[*]}: type \`make $venv\` in $(dirname "$common")," \
-        "or name your site, SITE=..." >&2
+packages=("$framework")
+if [[ $framework == torch ]]; then
+    packages+=(torchvision tensorboard tqdm matplotlib)
+    [[ ! -f mnist_singlegpu.py ]] || packages+=(line_profiler) # one room alone profiles lines
+fi
+# To look a package up is quick, to import it is not. A folder of its name has no origin.
+find='import sys; from importlib.util import find_spec as f
+missing = [name for name in sys.argv[1:] if not getattr(f(name), "origin", 0)]
+print(*missing); sys.exit(bool(missing))'
+if ! missing=$("${PYTHON[@]}" -c "$find" "${packages[@]}" 2> /dev/null); then
+    repository=$(dirname "$common")
+    if [[ ! $missing || $missing == "$framework" || $missing == "$framework "* ]]; then
+        name=PyTorch venv=venv
+        [[ $framework == torch ]] || name=TensorFlow venv=venv-tensorflow
+        echo "Error: no $name for ${PYTHON[*]}: type \`make $venv\` in $repository," \
+            "or name your site, SITE=..." >&2
+    elif [[ $site == venv && -d $repository/.venv ]]; then # older than requirements.txt
+        echo "Error: no ${missing// /, } for python: type \`make venv\` in $repository" >&2
+    else
+        pip="pip install --user" # which pip refuses in an environment of one's own
+        [[ ! ${VIRTUAL_ENV:-${CONDA_PREFIX:-}} ]] || pip="pip install"
+        echo "Error: no ${missing// /, } for SITE=$site: type" \
+            "\`\"\${PYTHON[@]}\" -m $pip $missing\` on a login node," \
+            "or see docs/CLUSTER.md#a-package-is-missing" >&2
+    fi
     return 2
 fi
 

@@ -8,6 +8,10 @@ if [[ $framework == tensorflow ]]; then
     module load "${TENSORFLOW_MODULE:-TensorFlow}" # 2.16 or later, with CUDA: `module spider TensorFlow`
 else
     module load "${PYTORCH_MODULE:-PyTorch-bundle}" # 2.8 or later: `module spider PyTorch-bundle`
+    # Plots and notebooks, in versions for the same toolchain: `module spider matplotlib`
+    # module load matplotlib/... JupyterLab/...
+    venv=$common/../.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
+    [[ ! -d $venv ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)
 export DATADIR=${DATADIR:-/mimer/NOBACKUP/groups/${SBATCH_ACCOUNT:-$SLURM_JOB_ACCOUNT}/data}

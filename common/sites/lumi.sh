@@ -1,12 +1,21 @@
 # LUMI (CSC, Finland): AMD MI250X, ROCm, PyTorch in a Singularity container.
 # Before sbatch: export SBATCH_ACCOUNT=project_... SBATCH_PARTITION=small-g
-module use /appl/local/containers/ai-modules
-module load singularity-AI-bindings
-kind=$framework
-[[ $framework != torch ]] || kind=pytorch
-image=${SIF:-$(ls /appl/local/containers/sif-images/lumi-$kind-rocm-*.sif | sort -V | tail -n 1)}
-# The container keeps its Python in a conda environment, which WITH_CONDA activates.
-PYTHON=(singularity exec "$image" bash -c '$WITH_CONDA; exec python "$@"' python)
+images=/appl/local/laifs/containers
+if [[ $framework == torch && -d $images ]]; then
+    module use /appl/local/laifs/modules
+    module load lumi-aif-singularity-bindings
+    image=${SIF:-$images/lumi-multitorch-latest.sif}
+else # the older containers: TensorFlow is in no other
+    module use /appl/local/containers/ai-modules
+    module load singularity-AI-bindings
+    images=/appl/local/containers/sif-images kind=${framework/#torch/pytorch}
+    image=${SIF:-$(ls $images/lumi-$kind-rocm-*.sif | sort -V | tail -n 1)}
+fi
+# What the container lacks: docs/CLUSTER.md#a-package-is-missing
+python=$common/../.venv-$site/bin/python # a link to a file inside the container
+[[ $framework == torch && -L $python ]] || python=python
+# Older containers keep their Python in a conda environment, which WITH_CONDA activates.
+PYTHON=(singularity exec "$image" bash -c '$WITH_CONDA; exec "$0" "$@"' "$python")
 
 # The kernels that MIOpen compiles: on the node's own disk, for the shared one is slow.
 export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen MIOPEN_CUSTOM_CACHE_DIR=/tmp/$USER-miopen
