@@ -9,6 +9,7 @@ import shutil
 import stat
 import sys
 import tarfile
+import textwrap
 import time
 from argparse import Namespace
 from itertools import chain, pairwise
@@ -282,6 +283,21 @@ def test_parameters_and_flops_are_torchvisions():
         # It counts multiply-accumulates, in billions.
         assert counts["forward"] / 2e9 == pytest.approx(meta["_ops"], rel=1e-3)
         assert 2.9 < counts["training"] / counts["forward"] < 3
+
+
+def test_the_texts_say_what_get_parameters_prints(capsys):
+    get_parameters = load("cifar100_demo", "get_parameters")
+    readme = (FOLDER / "README.md").read_text()
+    answers = (FOLDER / "ANSWERS.md").read_text()
+    call(get_parameters)
+    assert textwrap.indent(capsys.readouterr().out, "    ") in readme
+    sizes, memory = re.search(
+        r"\| `--batch-size` \|(.+)\|\n.+\n.+memory in GB \|(.+)\|", answers
+    ).groups()
+    for size, gigabytes in zip(sizes.split("|"), memory.split("|"), strict=True):
+        counts = get_parameters.count("resnet152", int(size), 224)
+        all_of_it = 3 * 4 * counts["parameters"] + counts["activations"]
+        assert float(gigabytes) == round(all_of_it / 1e9, 1)
 
 
 def test_activations_are_what_autograd_keeps():
