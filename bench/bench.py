@@ -111,8 +111,9 @@ def minutes_of(name, results, others):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--repeats", type=at_least(1), default=5)
-    parser.add_argument("--only", action="append", choices=NEEDS, metavar="EXERCISE")
+    add, text = parser.add_argument, "default: all; may be given several times"
+    add("--repeats", type=at_least(1), default=5, help="in turns")
+    add("--only", action="append", choices=NEEDS, metavar="EXERCISE", help=text)
     args = parser.parse_args()
     file = RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
     results, names = load(file), args.only or list(NEEDS)

@@ -516,8 +516,10 @@ def look_at_data(job):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--to", type=Path, metavar="FILE")
-    parser.add_argument("--wait", type=at_least(1), metavar="SECONDS", default=60)
+    add = parser.add_argument
+    add("--to", type=Path, metavar="FILE", help="default: logs/check-JOB.json")
+    text = "for a process that does not answer"
+    add("--wait", type=at_least(1), metavar="SECONDS", default=60, help=text)
     args = parser.parse_args()
     job = Job(args.to, args.wait)
     for section in (look_at_places, talk, measure_devices, look_at_data):

@@ -50,10 +50,11 @@ def count(arch, batch_size, image_size, classes=100):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--arch", choices=ARCHS, default="resnet152")
-    parser.add_argument("--batch-size", type=at_least(1), default=128)
-    parser.add_argument("--image-size", type=at_least(33), default=224)
-    parser.add_argument("--classes", type=at_least(1), default=100)
+    add = parser.add_argument
+    add("--arch", choices=ARCHS, default="resnet152", help="the net")
+    add("--batch-size", type=at_least(1), default=128, help="images per GPU")
+    add("--image-size", type=at_least(33), default=224, help="pixels of a side")
+    add("--classes", type=at_least(1), default=100, help="to tell apart")
     args = parser.parse_args()
     counts = count(args.arch, args.batch_size, args.image_size, args.classes)
     weights = counts["parameters"] * 4 / 1e9  # float32 has 4 bytes

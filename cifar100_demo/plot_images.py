@@ -15,7 +15,8 @@ from dataset import cifar100
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--to", type=Path, default=Path("logs/images.png"))
+    add = parser.add_argument
+    add("--to", type=Path, default=Path("logs/images.png"), help="PNG to write")
     args = parser.parse_args()
     train_set, _ = cifar100()
     meta = (data_dir("cifar-100-python") / "meta").read_bytes()

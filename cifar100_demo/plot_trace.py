@@ -87,8 +87,9 @@ def draw(events, file):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("file", nargs="?", default="logs/profiler/trace.json")
-    parser.add_argument("--to", type=Path, default=Path("logs/trace.png"))
+    add = parser.add_argument
+    add("file", nargs="?", default="logs/profiler/trace.json", help="trace to read")
+    add("--to", type=Path, default=Path("logs/trace.png"), help="PNG to write")
     args = parser.parse_args()
     events = read_events(args.file)
     args.to.parent.mkdir(parents=True, exist_ok=True)

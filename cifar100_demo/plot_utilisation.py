@@ -87,8 +87,14 @@ def draw(devices, runs, file):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("file", nargs="?", type=Path)
-    parser.add_argument("--to", type=Path, default=Path("logs/utilisation.png"))
+    add = parser.add_argument
+    add(
+        "file",
+        nargs="?",
+        type=Path,
+        help="CSV to read; default: the newest in logs/",
+    )
+    add("--to", type=Path, default=Path("logs/utilisation.png"), help="PNG to write")
     args = parser.parse_args()
     files = [args.file] if args.file else Path("logs").glob("utilisation-*.csv")
     files = sorted(files, key=lambda file: args.file or file.stat().st_mtime)

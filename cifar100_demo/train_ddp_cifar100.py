@@ -95,19 +95,18 @@ def evaluate(model, device, loader):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--arch", choices=ARCHS, default="resnet152")
-    parser.add_argument("--batch-size", type=at_least(1), default=128, help="a GPU")
-    parser.add_argument("--epochs", type=at_least(1), default=4)
+    add = parser.add_argument
+    add("--arch", choices=ARCHS, default="resnet152", help="the net")
+    add("--batch-size", type=at_least(1), default=128, help="images per GPU")
+    add("--epochs", type=at_least(1), default=4, help="passes over the data")
     # At 32 pixels BatchNorm would have one value left of each channel.
-    parser.add_argument("--image-size", type=at_least(33), default=224)
-    parser.add_argument("--workers", type=at_least(0), default=0, help="that load")
-    parser.add_argument("--amp", action="store_true", help="compute in 16 bits")
-    parser.add_argument("--dtype", choices=DTYPES, help="of --amp; default: fast")
-    parser.add_argument(
-        "--steps", type=at_least(1), help="of each epoch; default: all"
-    )
-    parser.add_argument("--profile", action=BooleanOptionalAction, default=True)
-    parser.add_argument("--seed", type=int, default=0)
+    add("--image-size", type=at_least(33), default=224, help="pixels of a side")
+    add("--workers", type=at_least(0), default=0, help="processes that load images")
+    add("--amp", action="store_true", help="compute in 16 bits")
+    add("--dtype", choices=DTYPES, help="of --amp; default: what is fast")
+    add("--steps", type=at_least(1), help="of each epoch; default: all")
+    add("--profile", action=BooleanOptionalAction, default=True, help="record steps")
+    add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
 
     rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes

@@ -93,18 +93,15 @@ def evaluate(model, loader, device, log):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--arch", choices=ARCHS, default="resnet18")
-    parser.add_argument("--epochs", type=at_least(1), default=3)
-    parser.add_argument(
-        "--batch-size", type=at_least(2), default=128, help="per GPU"
-    )
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--log-interval", type=at_least(1), default=50)
-    parser.add_argument(
-        "--resume", metavar="CHECKPOINT", help="go on where it stands"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--gpu", type=at_least(0), help="number of the GPU")
+    add = parser.add_argument
+    add("--arch", choices=ARCHS, default="resnet18", help="the net")
+    add("--epochs", type=at_least(1), default=3, help="passes over the data")
+    add("--batch-size", type=at_least(2), default=128, help="images per GPU")
+    add("--lr", type=float, default=0.1, help="learning rate of the first epoch")
+    add("--log-interval", type=at_least(1), default=50, help="steps between lines")
+    add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
+    add("--seed", type=int, default=1, help="of all random numbers")
+    add("--gpu", type=at_least(0), help="its number; default: the first")
     args = parser.parse_args()
     can_write(State.LATEST)
 

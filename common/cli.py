@@ -26,6 +26,8 @@ def report(kind, error, trace):
         time.sleep(5)
     if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
         atexit.register(os._exit, 2 if kind is UserError else 1)
+    if kind is ModuleNotFoundError and error.name in ("tensorboard", "matplotlib"):
+        kind, text = UserError, f"no {error.name}: `source common/env.sh` tells more"
     if kind.__module__.startswith("wandb."):  # no key, or no network
         kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
@@ -58,6 +60,13 @@ class OptionParser(argparse.ArgumentParser):
     def __init__(self, doc):
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(description=doc, formatter_class=formatter)
+
+    def format_help(self):
+        for action in self._actions:
+            unsaid = "default" not in action.help
+            if unsaid and action.default not in (None, argparse.SUPPRESS):
+                action.help += " (default: %(default)s)"
+        return super().format_help()
 
     def error(self, message):
         raise UserError(f"{message}; --help lists the options")

@@ -101,8 +101,8 @@ def draw(groups, file):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("files", nargs="+", metavar="RESULTS.jsonl")
-    parser.add_argument("--plot", default="logs/speedup.png")
+    parser.add_argument("files", nargs="+", metavar="RESULTS.jsonl", help="of runs")
+    parser.add_argument("--plot", default="logs/speedup.png", help="PNG to write")
     args = parser.parse_args()
     groups = compare(read_runs(args.files))
     for title, rows in groups.items():

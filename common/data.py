@@ -80,21 +80,21 @@ def load_prepared(name, splits, size):
     return sets
 
 
-def make_loader(dataset, batch_size, device, sampler=None, shuffle=False, workers=0):
+def make_loader(dataset, batch_size, device, sampler=None, workers=0, **options):
     """Return a DataLoader of batches (images, labels) from a set with __getitems__.
 
-    workers: processes that pick the batches. As a rule none: the sets are in memory,
-    and a worker takes longer to hand a batch over than to pick it.
+    workers: processes that pick batches. As a rule none: to hand one over takes
+    longer than to pick it from memory. options: more of DataLoader's, say drop_last.
     """
     return DataLoader(
         dataset,
         batch_size,
-        shuffle,
-        sampler,
+        sampler=sampler,
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=device.type != "cpu",
         collate_fn=default_convert,
+        **options,
     )
 
 

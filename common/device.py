@@ -18,14 +18,13 @@ def get_ranks():
     rank counts the processes of the job, local_rank those of this node. Raises
     UserError if torchrun did not start this process.
     """
-    try:
-        names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
-        return tuple(int(os.environ[name]) for name in names)
-    except KeyError:
+    names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+    if not {*names} <= {*os.environ}:
         raise UserError(
             f"{sys.argv[0]} wants one process per GPU: type `python -m "
             f"common.torchrun --standalone --nproc-per-node=2 {sys.argv[0]}`"
-        ) from None
+        )
+    return tuple(int(os.environ[name]) for name in names)
 
 
 def get_device(local_rank=None, gpu=None):
@@ -52,7 +51,9 @@ def get_device(local_rank=None, gpu=None):
     there = kind and torch.get_device_module(kind).is_available()
     if not there or kind.type == "mps":
         given = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
-        if given and not hidden():
+        names = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+        hidden = {os.environ.get(name) for name in names} & {"", "-1"}
+        if given and not hidden:
             raise UserError(
                 f"PyTorch sees none of this job's {given} GPUs. It is built for "
                 f"{built_for()}; NVIDIA driver here: {driver()}. Take a PyTorch for "
@@ -73,12 +74,6 @@ def get_device(local_rank=None, gpu=None):
     # Else MIOpen copies channels_last weights and images to another layout and back.
     os.environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
     return torch.device(kind.type, index)
-
-
-def hidden():
-    """Tell whether somebody has hidden all GPUs from this process."""
-    names = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
-    return any(os.environ.get(name) in ("", "-1") for name in names)
 
 
 def built_for():

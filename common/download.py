@@ -33,11 +33,9 @@ NOT_THE_ARCHIVE = (
 def download_options(doc):
     """Return the parser of a download_data.py: --from FOLDER and --url ADDRESS."""
     parser = OptionParser(doc)
-    text = "take it from this folder, which is only read"
-    parser.add_argument(
-        "--from", type=Path, metavar="FOLDER", dest="source", help=text
-    )
-    parser.add_argument("--url", metavar="ADDRESS", help="fetch it from elsewhere")
+    add, text = parser.add_argument, "where it is already; default: fetch it"
+    add("--from", type=Path, metavar="FOLDER", dest="source", help=text)
+    add("--url", metavar="ADDRESS", help="to fetch it from; default: its own site")
     return parser
 
 

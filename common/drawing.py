@@ -24,8 +24,9 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
     every time. prepare(folder) makes of them what is missing for the scripts.
     """
     parser = OptionParser(doc)
-    parser.add_argument("--to", type=Path, default=SAMPLES, metavar="FOLDER")
-    parser.add_argument("--scale", type=float, default=1, help="how many, of all")
+    add = parser.add_argument
+    add("--to", type=Path, default=SAMPLES, metavar="FOLDER", help="of the drawings")
+    add("--scale", type=float, default=1, help="how many, of all")
     args = parser.parse_args()
     target, drawing = args.to / name, args.to / f"{name}.drawing"
     if not 0.01 <= args.scale <= 100:

@@ -86,10 +86,7 @@ class RunLog:
                 print(f"{line}\n", end="", flush=True)
 
     def bar(self, batches, total=None):
-        """Return these batches, to iterate over: on a terminal with a progress bar.
-
-        total: how many they are, if they cannot tell.
-        """
+        """Return these batches, total of them; on a terminal with a progress bar."""
         hidden = None if self.enabled else True  # None: where there is no terminal
         unit = {"unit": f" {self.counts}", "unit_scale": self.fields.get("batch", 1)}
         return tqdm(batches, total=total, leave=False, disable=hidden, **unit)

@@ -78,18 +78,17 @@ def train(layers, loader, optimizer, device, micro_batches, width):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument(
-        "--micro-batches", type=at_least(1), default=4, help="at most"
-    )
-    parser.add_argument("--epochs", type=at_least(1), default=2, help="in each way")
-    parser.add_argument("--sequences", type=at_least(1), default=1024)
-    parser.add_argument("--batch-size", type=at_least(1), default=16, help="of both")
-    parser.add_argument("--lr", type=float, default=0.0003)
-    parser.add_argument("--layers", type=at_least(1), default=12)
-    parser.add_argument("--width", type=at_least(1), default=768)
-    parser.add_argument("--heads", type=at_least(1), default=12)
-    parser.add_argument("--length", type=at_least(1), default=256, help="in tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    add = parser.add_argument
+    add("--micro-batches", type=at_least(1), default=4, help="pieces of a batch")
+    add("--epochs", type=at_least(1), default=2, help="in each of the two ways")
+    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--batch-size", type=at_least(1), default=16, help="sequences for both GPUs")
+    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--layers", type=at_least(1), default=12, help="of the transformer")
+    add("--width", type=at_least(1), default=768, help="numbers for each token")
+    add("--heads", type=at_least(1), default=12, help="of attention")
+    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
+    add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
 
     rank, local_rank, world_size = get_ranks()

@@ -11,7 +11,7 @@ import time
 import torch
 from torch import nn
 
-from backbones import load_features
+from backbones import CHANNELS, load_features
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device
@@ -85,15 +85,16 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--epochs", type=at_least(1), default=10)
-    parser.add_argument("--finetune-epochs", type=at_least(0), default=20)
-    parser.add_argument("--batch-size", type=at_least(1), default=25, help="per GPU")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--backbone", choices=["vgg16", "tinyvgg"], default="vgg16")
-    parser.add_argument(
-        "--weights", default="imagenet", choices=["imagenet", "none"]
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=10, help="to train the new top")
+    add("--finetune-epochs", type=at_least(0), default=20, help="to fine-tune it")
+    add("--batch-size", type=at_least(1), default=25, help="images per GPU")
+    add("--lr", type=float, default=0.01, help="learning rate of the new top")
+    add("--backbone", choices=CHANNELS, default="vgg16", help="tinyvgg: for CPUs")
+    add(
+        "--weights", default="imagenet", choices=["imagenet", "none"], help="to load"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
 
     device = get_device()

@@ -133,10 +133,11 @@ def draw(seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--images", type=int, default=24000)
-    parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--to", default=WEIGHTS["tinyvgg"])
+    add = parser.add_argument
+    add("--images", type=int, default=24000, help="to draw")
+    add("--epochs", type=int, default=16, help="passes over the drawings")
+    add("--batch-size", type=int, default=64, help="drawings")
+    add("--to", default=WEIGHTS["tinyvgg"], help="file of the weights")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.multiprocessing.set_sharing_strategy("file_system")

@@ -14,6 +14,7 @@ from line_profiler import profile
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
+from torch.utils.data import RandomSampler
 
 from common.checkpoint import can_write, save
 from common.cli import OptionParser, at_least
@@ -85,23 +86,25 @@ def test(model, device, test_loader):
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     tested = means(sums)
-    loss, accuracy = tested["loss"], tested["accuracy"]
-    print(f"Test set: Average loss: {loss:.4f}, Accuracy: {accuracy:.2f} %")
+    right = f"{sums[1]:.0f}/{sums[2]:.0f} ({tested['accuracy']:.0f} %)"
+    print(f"Test set: Average loss: {tested['loss']:.4f}, Accuracy: {right}")
     return tested
 
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--batch-size", type=at_least(1), default=64, help="per GPU")
-    parser.add_argument("--test-batch-size", type=at_least(1), default=1000)
-    parser.add_argument("--epochs", type=at_least(1), default=14)
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adadelta")
-    parser.add_argument("--lr", type=float, help="default: 1, or 0.001")
-    parser.add_argument("--scheduler", choices=SCHEDULERS, default="step")
-    parser.add_argument("--gamma", type=float, default=0.7)
-    parser.add_argument("--log-interval", type=at_least(1), default=10)
-    parser.add_argument("--save-model", action="store_true", help="as mnist_cnn.pt")
-    parser.add_argument("--seed", type=int, default=0)
+    add = parser.add_argument
+    add("--batch-size", type=at_least(1), default=64, help="images per GPU")
+    add("--test-batch-size", type=at_least(1), default=1000, help="to test on")
+    add("--epochs", type=at_least(1), default=14, help="passes over the data")
+    add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="of the weights")
+    add("--lr", type=float, help="default: 1 for adadelta, else 0.001")
+    add("--scheduler", choices=SCHEDULERS, default="step", help="how --lr falls")
+    add("--gamma", type=float, default=0.7, help="factor of step and exponential")
+    add("--log-interval", type=at_least(1), default=10, help="steps between lines")
+    add("--workers", type=at_least(0), default=0, help="processes that load images")
+    add("--save-model", action="store_true", help="write mnist_cnn.pt")
+    add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     if args.save_model:
         can_write("mnist_cnn.pt")
@@ -117,7 +120,11 @@ def main():
     print(f"Test set size: {len(test_set)}")
     print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
 
-    train_loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    batch_size, workers = args.batch_size, args.workers
+    sampler = RandomSampler(train_set)
+    train_loader = make_loader(
+        train_set, batch_size, device, sampler, workers=workers
+    )
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)

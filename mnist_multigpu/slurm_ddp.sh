@@ -1,4 +1,6 @@
 #!/bin/bash
+#SBATCH --job-name=mnist_DDP
+##SBATCH --reservation=NAME
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=20
@@ -18,5 +20,6 @@ set -euo pipefail
 source common/env.sh
 
 gpus 2
+echo "Running on host $(hostname), CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}"
 exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" mnist_ddp.py "$@"
+    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" mnist_ddp.py --epochs=5 --batch-size=128 "$@"

@@ -1,4 +1,6 @@
 #!/bin/bash
+#SBATCH --job-name=mnist_DDP_2nodes
+##SBATCH --reservation=NAME
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=20
@@ -16,5 +18,6 @@ set -euo pipefail
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
-set -- mnist_ddp.py "$@"
+echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}, CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}"
+set -- mnist_ddp.py --epochs=5 --batch-size=128 "$@"
 source common/nodes.sh

@@ -1,4 +1,6 @@
 #!/bin/bash
+#SBATCH --job-name=mnist_1GPU
+##SBATCH --reservation=NAME
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=10
@@ -16,4 +18,5 @@ set -euo pipefail
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
-exec "${PYTHON[@]}" mnist_singlegpu.py "$@"
+echo "Running on host $(hostname), CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}"
+exec "${PYTHON[@]}" mnist_singlegpu.py --epochs=5 --batch-size=128 "$@"

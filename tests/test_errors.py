@@ -158,3 +158,28 @@ def test_no_pytorch(room, tmp_path):
     shutil.copytree(f"{repository}/common", sites)  # no .venv beside this copy
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     fails(run(["bash", "run.sh", ONE], room, PATH=path), "no PyTorch", "make venv")
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "matplotlib"])
+def test_a_package_that_is_missed_late(package, room, sample):
+    (room / "runs.py").write_text(
+        "import runpy, sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, *more):\n"
+        f"        if name == '{package}':\n"
+        "            raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "sys.argv[:] = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    command = [sys.executable, "runs.py", ONE, *QUICK]
+    if package == "matplotlib":
+        done = run([sys.executable, ONE, *QUICK], room, sample)
+        assert done.returncode == 0, done.stderr
+        command[2:] = ["common/compare.py", "logs/results.jsonl"]
+    done = run(command, room, sample, PYTHONPATH=".")
+    assert (
+        package != "matplotlib" or "images/s" in done.stdout
+    )  # the table comes first
+    done.stdout = ""
+    fails(done, f"no {package}: `source common/env.sh` tells more")

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import socket
 import sys
 from argparse import Namespace
 from itertools import chain
@@ -39,12 +40,14 @@ def check(done, room, processes, batches):
         "Train set size: 600",
         "Test set size: 100",
         "Using 0 GPUs.",
-        r"Test set: Average loss: [\d.]+, Accuracy: [\d.]+ %",
+        r"Test set: Average loss: [\d.]+, Accuracy: (\d+)/100 \(\1 %\)",
         r"Total training time: [\d.]+ s",
     ):
         # The profiler's lines of another process may lack their ends.
         whole = rf"(?:^|\.txt|\.lprof|run:|-rtmz){line}$"
         assert len(re.findall(whole, done.stdout, re.M)) == 1, line
+    host = socket.gethostname()
+    assert re.search(rf"^Running on hosts? {host}, CUDA_VIS", done.stdout, re.M)
     shown = re.findall(
         r"^Train Epoch: 1 \[.* \((\d+)%\)\]\tLoss: \d", done.stdout, re.M
     )
@@ -75,6 +78,33 @@ def test_data_parallel_and_the_report_of_its_profile(room, sample):
     for line in ("Function: train at", "Function: test at"):
         assert report.count(line) == 1
     assert re.search(r"\d+\.\d +loss\.backward\(\)", report)
+
+
+def test_what_the_course_types_and_its_report(room, sample):
+    done = run(["bash", "slurm_multigpu.sh"], room, sample)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^Test set: ", done.stdout, re.M)) == 5
+    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    assert result["batch_per_gpu"] == 128 and result["options"]["epochs"] == 5
+    head = done.stdout[done.stdout.index("Timer unit") :]
+    for line in (
+        r"Timer unit: 1e-06 s",
+        r"Total time: [\d.]+ s",
+        r"File: mnist_multigpu.py",
+        r"Function: train at line \d+",
+        r"Line #  +Hits  +Time  Per Hit  +% Time  Line Contents",
+    ):
+        assert re.search(f"^{line}$", head, re.M), line
+    assert re.search(r"^ +\d+ +25 .* loss.backward\(\)", head, re.M)  # 5 x 5 batches
+
+
+@pytest.mark.parametrize("launch", ["slurm_singlegpu.sh", "slurm_ddp.sh"])
+def test_workers_load_the_same_images(launch, room, sample):
+    for workers in (0, 2):
+        done = run(["bash", launch, *QUICK, "--workers", workers], room, sample)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+    none, two = map(json.loads, (room / "logs/results.jsonl").open())
+    assert two["options"]["workers"] == 2 and two["accuracy"] == none["accuracy"]
 
 
 @pytest.mark.parametrize(
