@@ -80,7 +80,7 @@ def test_the_folder_is_not_taken_for_the_package(inside, room):
 
 
 def test_the_model_is_causal_and_learns_places(load):
-    args = Namespace(layers=2, width=32, heads=4, length=16, lr=0.001)
+    args = Namespace(layers=2, width=32, heads=4, length=16, lr=0.001, verbose=False)
     model = load("model").make_model(args)
     tokens = tf.random.uniform((3, 16), 0, 256, tf.int32, seed=0)
     before = model(tokens).numpy()
@@ -91,6 +91,31 @@ def test_the_model_is_causal_and_learns_places(load):
     assert (after[:, 9:] != before[:, 9:]).any(axis=2).all()
     # Two embeddings; 16 tensors a block; a norm and the head.
     assert len(model.trainable_variables) == 2 + 2 * 16 + 4
+
+
+@pytest.mark.parametrize(
+    "script", ["single", "mirrored_strategy", "multi_worker_mirrored"]
+)
+def test_each_replica_says_what_it_gets(script, room):
+    nodes = "_2nodes" if script == "multi_worker_mirrored" else ""
+    command = ["bash", f"jobscript_tensorflow{nodes}.sh", f"tensorflow/{script}.py"]
+    options = ["--sequences", 32, "--batch-size", 8, "--epochs", 1, "--verbose"]
+    done = run([*command, *TINY, *options], room)
+    assert done.returncode == 0, done.stderr
+    told = sorted(line for line in done.stdout.splitlines() if "Hello" in line)
+    who = [0] * 4 if script == "single" else [0, 0, 1, 1]  # 4 steps, or 2 of two
+    assert told == [f"Hello from replica {i} with input size [8 16]" for i in who]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_who_says_nothing_has_no_op_for_it(verbose, load, capfd):
+    args = Namespace(layers=1, width=32, heads=4, length=16, lr=1.0, verbose=verbose)
+    model = tf.function(load("model").make_model(args))
+    tokens = tf.zeros((3, 16), tf.int32)
+    ops = model.get_concrete_function(tokens).graph.get_operations()
+    assert [op.type for op in ops].count("PrintV2") == verbose
+    model(tokens)
+    assert ("replica 0 with input size [3 16]" in capfd.readouterr().out) == verbose
 
 
 def test_the_data_are_those_of_a_fixed_seed(load):

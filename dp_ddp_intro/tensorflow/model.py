@@ -1,20 +1,35 @@
 """The transformer of ../model.py, in Keras."""
 
+import sys
+
+import tensorflow as tf
 from keras import Input, Model, layers, losses, ops, optimizers
 
 from common.cli import UserError
 from dataset import VOCABULARY
 
 
+def say_hello(tokens):
+    """Let each replica say, in each step, who it is and what it gets."""
+    replica = tf.distribute.get_replica_context()
+    if replica:  # none yet while the model is put together
+        number, size = replica.replica_id_in_sync_group, tf.shape(tokens)
+        hello = "Hello from replica", number, "with input size", size
+        tf.print(*hello, output_stream=sys.stdout)
+
+
 class Embedding(layers.Layer):
     """Makes tokens (N, length) vectors (N, length, width) that know their place."""
 
-    def __init__(self, width, length):
+    def __init__(self, width, length, verbose=False):
         super().__init__()
+        self.verbose = verbose
         shapes = (VOCABULARY, width), (length, width)
         self.token, self.place = map(self.add_weight, shapes)
 
     def call(self, tokens):
+        if self.verbose:
+            say_hello(tokens)
         # Not layers.Embedding: where a token occurs twice, Keras's Adam makes other
         # steps of its sparse gradients on one device than on two (tried: 3.15).
         return ops.one_hot(tokens, VOCABULARY) @ self.token + self.place
@@ -23,8 +38,8 @@ class Embedding(layers.Layer):
 def make_model(args):
     """Return a compiled model, from tokens to scores of the next; see ../model.py.
 
-    args: the options layers, width, heads, length and lr. Raises UserError if the
-    heads cannot share the width.
+    args: the options layers, width, heads, length, lr and verbose. Raises UserError
+    if the heads cannot share the width.
     """
     width, heads = args.width, args.heads
     if width % heads:
@@ -33,7 +48,7 @@ def make_model(args):
             f"--width {-(-width // heads) * heads}"
         )
     tokens = Input((args.length,), dtype="int32")
-    x = Embedding(width, args.length)(tokens)
+    x = Embedding(width, args.length, args.verbose)(tokens)
     for _ in range(args.layers):
         y = layers.LayerNormalization(epsilon=1e-5)(x)
         attention = layers.MultiHeadAttention(heads, width // heads)

@@ -17,15 +17,17 @@ from report import Report, get_devices
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--epochs", type=at_least(1), default=4)
-    parser.add_argument("--sequences", type=at_least(1), default=1024)
-    parser.add_argument("--batch-size", type=at_least(1), default=16, help="per GPU")
-    parser.add_argument("--lr", type=float, default=0.0003)
-    parser.add_argument("--layers", type=at_least(1), default=12)
-    parser.add_argument("--width", type=at_least(1), default=768)
-    parser.add_argument("--heads", type=at_least(1), default=12)
-    parser.add_argument("--length", type=at_least(1), default=256, help="in tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="passes over the data")
+    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--layers", type=at_least(1), default=12, help="of the transformer")
+    add("--width", type=at_least(1), default=768, help="numbers for each token")
+    add("--heads", type=at_least(1), default=12, help="of attention")
+    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
+    add("--verbose", action="store_true", help="each replica says what it gets")
+    add("--seed", type=int, default=0, help="of the weights and the order")
     args = parser.parse_args()
 
     get_devices(1)
