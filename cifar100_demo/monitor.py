@@ -10,9 +10,10 @@ import csv
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from common.cli import OptionParser
 
 
 def first_set(*names):
@@ -106,8 +107,10 @@ def ask_cpu(seconds=1):
 
 
 def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("file", type=Path, help="CSV to write")
+    file = parser.parse_args().file
     tools = [tool for tool in TOOLS if not HIDDEN and ask(*tool)]
-    file = Path(sys.argv[1])
     try:
         file.parent.mkdir(exist_ok=True)
         out = file.open("w", newline="")

@@ -24,13 +24,13 @@ def report(kind, error, trace):
     rank, text = os.environ.get("RANK", "0"), str(error)
     if (kind is UserError and rank != "0") or "peer" in text or "NCCL" in text:
         time.sleep(5)
-    if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
-        atexit.register(os._exit, 2 if kind is UserError else 1)
     if kind is ModuleNotFoundError and error.name in ("tensorboard", "matplotlib"):
         kind, text = UserError, f"no {error.name}: `source common/env.sh` tells more"
     if kind.__module__.startswith("wandb."):  # no key, or no network
         kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
+    if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
+        atexit.register(os._exit, 2 if kind is UserError else 1)
     if kind is not UserError:
         return sys.__excepthook__(kind, error, trace)
     # A loader's worker wraps its error in a traceback: the line is at the end. And

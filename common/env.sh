@@ -16,7 +16,8 @@ framework=${FRAMEWORK:-torch}
 source "$common/sites/$site.sh"
 packages=("$framework")
 if [[ $framework == torch ]]; then
-    packages+=(torchvision tensorboard tqdm matplotlib)
+    packages+=(torchvision tensorboard tqdm)
+    [[ ${SLURM_JOB_ID:-} ]] || packages+=(matplotlib) # plots are not drawn by jobs
     [[ ! -f mnist_singlegpu.py ]] || packages+=(line_profiler) # one room alone profiles lines
 fi
 # To look a package up is quick, to import it is not. A folder of its name has no origin.
@@ -77,6 +78,12 @@ pick_gpus() {
     export CUDA_VISIBLE_DEVICES
     # AMD's goes by this one, if it is set.
     [[ ! -v HIP_VISIBLE_DEVICES ]] || HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES
+}
+
+visible_gpus() { # as a job's log names them
+    local seen=${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-all}}}
+    if ! has_driver || [[ $seen =~ ^(-1)?$ ]]; then seen=none; fi
+    echo "$seen"
 }
 
 has_driver() { # without one there is no GPU to count, which would take some seconds

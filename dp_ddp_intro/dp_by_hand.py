@@ -22,9 +22,9 @@ from torchvision.models import resnet152
 from common.cli import OptionParser
 from model import Transformer
 
-# Bytes/s in one direction: 16 lanes of PCIe 4, and the NVLink 4 of an H100 (half of
-# what its data sheet says, which counts both). FLOP/s: an A100 in TF32, likewise.
-LINKS, PEAK = {"PCIe 4": 31e9, "NVLink 4": 450e9}, 156e12
+# An A100, by its data sheet: bytes/s in one direction, by 16 lanes of PCIe 4 and by
+# NVLink 3 (half of what the sheet says, which counts both), and FLOP/s in TF32.
+LINKS, PEAK = {"PCIe 4": 31e9, "NVLink 3": 300e9}, 156e12
 
 
 def nets():

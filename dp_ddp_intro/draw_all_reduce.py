@@ -7,6 +7,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from common.cli import OptionParser
+
 GRADIENTS = [[2, 0, 4], [4, 1, 0], [0, 2, 2]]  # of three weights, on three GPUs
 MEANS = [sum(column) / len(column) for column in zip(*GRADIENTS, strict=True)]
 COLOURS = ["#4477aa", "#ee6677", "#228833"]  # told apart by the colour-blind, too
@@ -25,6 +27,7 @@ def cells(axes, x, y, values, colour):
 
 
 def main():
+    OptionParser(__doc__).parse_args()
     axes = Figure(figsize=(10, 6)).add_axes((0, 0, 1, 1))
     axes.set(xlim=(-1.8, 7.8), ylim=(-0.75, 5.2))
     axes.axis("off")

@@ -9,6 +9,8 @@ from dp_by_hand import LINKS, PEAK, nets, size, step
 from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.cli import OptionParser
+
 COMPUTE, COPY = "#4477aa", "#ee6677"  # told apart by the colour-blind, too
 BUCKETS = 1 * 2**20, 25 * 2**20  # DDP sends 1 MB of gradients, then 25 MB at a time
 FILE = Path(__file__).parent / "img/data_parallel.png"
@@ -45,6 +47,7 @@ def ddp(work, gradients, speed):
 
 
 def main():
+    OptionParser(__doc__).parse_args()
     model, inputs, targets = nets()["transformer"]
     with FlopCounterMode(display=False) as counter:
         _, copied = step(model, inputs, targets)

@@ -6,7 +6,6 @@ Each drawing has one of 10 shapes, filled with one of 10 textures, on one of 10.
 net learns to name all three. There are no cats or dogs in it, drawn or real.
 """
 
-import argparse
 import math
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,7 @@ from torchvision.models import vgg
 from torchvision.transforms.functional import pil_to_tensor
 
 from backbones import CHANNELS, WEIGHTS
+from common.cli import OptionParser
 from common.data import normalise
 from dataset import MEAN, STD
 
@@ -132,7 +132,7 @@ def draw(seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--images", type=int, default=24000, help="to draw")
     add("--epochs", type=int, default=16, help="passes over the drawings")

@@ -18,6 +18,6 @@ set -euo pipefail
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
-echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}, CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}"
+echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}, GPUs: $(visible_gpus)"
 set -- mnist_ddp.py --epochs=5 --batch-size=128 "$@"
 source common/nodes.sh

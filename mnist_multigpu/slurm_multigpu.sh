@@ -19,7 +19,7 @@ set -euo pipefail
 source common/env.sh
 
 pick_gpus 1-2
-echo "Running on host $(hostname), CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}"
+echo "Running on host $(hostname), GPUs: $(visible_gpus)"
 profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
 "${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@"
 "${PYTHON[@]}" -m line_profiler -rmt "$profile"

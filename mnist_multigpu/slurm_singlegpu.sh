@@ -18,5 +18,5 @@ set -euo pipefail
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
-echo "Running on host $(hostname), CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}"
+echo "Running on host $(hostname), GPUs: $(visible_gpus)"
 exec "${PYTHON[@]}" mnist_singlegpu.py --epochs=5 --batch-size=128 "$@"

@@ -44,6 +44,11 @@ def test_workers_share_the_images(photos):
     assert images.sum() == photos[0].images.sum()
 
 
+def test_the_hint_on_drop_last_works(photos):
+    loader = make_loader(photos[0], 10, CPU, drop_last=True)  # of 64
+    assert [len(images) for images, _ in loader] == [10] * 6
+
+
 def test_an_empty_share_is_no_error(photos):
     assert list(make_loader(Subset(photos[1], []), 10, CPU)) == []
 

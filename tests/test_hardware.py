@@ -314,6 +314,24 @@ def test_pick_gpus(places, env, picked, monkeypatch):
     assert for_hip == (picked if "HIP_VISIBLE_DEVICES" in env else "")
 
 
+@pytest.mark.parametrize(
+    "driver, env, named",
+    [
+        ("true", {}, "all"),
+        ("false", {"CUDA_VISIBLE_DEVICES": "0,1"}, "none"),
+        ("true", {"CUDA_VISIBLE_DEVICES": "0,1"}, "0,1"),
+        ("true", {"CUDA_VISIBLE_DEVICES": "-1"}, "none"),
+        ("true", {"CUDA_VISIBLE_DEVICES": ""}, "none"),
+        ("true", {"HIP_VISIBLE_DEVICES": "2"}, "2"),
+        ("true", {"ROCR_VISIBLE_DEVICES": "0,3"}, "0,3"),
+    ],
+)
+def test_the_log_names_the_gpus_that_are_visible(driver, env, named, monkeypatch):
+    for name in ("CUDA", "HIP", "ROCR"):
+        monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
+    assert in_bash(f"has_driver() {{ {driver}; }}; visible_gpus", **env) == [named]
+
+
 def test_fewer_gpus_than_processes_are_hidden():
     show = 'gpus 2; echo "$CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES"'
     # '' hides none of AMD's: https://github.com/ROCm/hip/issues/3001

@@ -12,7 +12,10 @@ from common.cli import OptionParser
 FOLDERS = [*EXERCISES, *(f"{e}/solutions" for e in EXERCISES), "bench", "common"]
 FOLDERS.append("dp_ddp_intro/tensorflow")
 FILES = [f for folder in FOLDERS for f in sorted((REPOSITORY / folder).glob("*.py"))]
-SCRIPTS = [f for f in FILES if "OptionParser(__doc__)" in f.read_text()]
+DATA = "download_data.py", "sample_data.py"  # they share their parsers
+SCRIPTS = [
+    f for f in FILES if f.name in DATA or "OptionParser(__doc__)" in f.read_text()
+]
 HERE = [f for f in SCRIPTS if f.parent.name in (*EXERCISES, "bench", "common")]
 
 

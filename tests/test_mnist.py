@@ -47,7 +47,7 @@ def check(done, room, processes, batches):
         whole = rf"(?:^|\.txt|\.lprof|run:|-rtmz){line}$"
         assert len(re.findall(whole, done.stdout, re.M)) == 1, line
     host = socket.gethostname()
-    assert re.search(rf"^Running on hosts? {host}, CUDA_VIS", done.stdout, re.M)
+    assert re.search(rf"^Running on hosts? {host}, GPUs: none$", done.stdout, re.M)
     shown = re.findall(
         r"^Train Epoch: 1 \[.* \((\d+)%\)\]\tLoss: \d", done.stdout, re.M
     )

@@ -137,6 +137,12 @@ def test_a_job_says_in_one_line_what_is_missing(exercise, script, missing, tmp_p
     assert not (room / "logs").exists()
 
 
+def test_a_job_draws_nothing(tmp_path):
+    give(tmp_path, *PACKAGES[:-1])
+    assert "no matplotlib" in source(tmp_path, tmp_path, SITE="few").stderr
+    assert source(tmp_path, tmp_path, SITE="few", SLURM_JOB_ID="1").stderr == ""
+
+
 def test_only_the_room_that_profiles_lines_needs_line_profiler(tmp_path):
     give(tmp_path, *PACKAGES)
     for exercise in EXERCISES:
