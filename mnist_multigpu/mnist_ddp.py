@@ -90,8 +90,9 @@ def test(model, device, test_loader):
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     dist.all_reduce(sums)  # DDP: add up the sums of all processes
     tested = means(sums)
-    right = f"{sums[1]:.0f}/{sums[2]:.0f} ({tested['accuracy']:.0f} %)"
-    print(f"Test set: Average loss: {tested['loss']:.4f}, Accuracy: {right}")
+    right, images = map(int, sums[1:].tolist())
+    line = f"Test set: Average loss: {tested['loss']:.4f}, "
+    print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
     return tested
 
 

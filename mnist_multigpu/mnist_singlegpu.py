@@ -86,8 +86,9 @@ def test(model, device, test_loader):
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     tested = means(sums)
-    right = f"{sums[1]:.0f}/{sums[2]:.0f} ({tested['accuracy']:.0f} %)"
-    print(f"Test set: Average loss: {tested['loss']:.4f}, Accuracy: {right}")
+    right, images = map(int, sums[1:].tolist())
+    line = f"Test set: Average loss: {tested['loss']:.4f}, "
+    print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
     return tested
 
 
