@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import REPOSITORY, call, copy_room, load, mistake, run
 from test_steps import Watch
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from common import data
 from common.device import DTYPES, get_device, pick_dtype
@@ -87,7 +87,7 @@ def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
     script, read = load(exercise, name), []
     zeros = dict.fromkeys(["loss", "accuracy", "acc1", "acc5"], 0.0)
     monkeypatch.setattr(script, "means", lambda sums, *_: read.append(sums) or zeros)
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda sums: [0.0] * len(sums))
+    monkeypatch.setattr(FakeTensor, "tolist", lambda sums: [0.0] * len(sums))
     data.pixel_values.cache_clear()  # it keeps tensors for the next call
     with FakeTensorMode():
         forward(script)

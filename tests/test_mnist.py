@@ -63,6 +63,7 @@ def test_one_gpu(room, sample):
     done = run(["bash", "slurm_singlegpu.sh", *QUICK], room, sample)
     check(done, room, 1, 10)
     assert sorted(file.name for file in room.iterdir() if file.suffix != ".py") == [
+        "ANSWERS.md",
         "README.md",
         "common",
         "logs",
