@@ -1,19 +1,38 @@
 # Sourced by every run script, and by you on a login node. It sets PYTHON, the command that
-# starts a Python with PyTorch, and whatever else common/sites/NAME.sh says. With
-# FRAMEWORK=tensorflow it is a Python with TensorFlow.
+# starts a Python with PyTorch (in your shell, `python`), and whatever else
+# common/sites/NAME.sh says. With FRAMEWORK=tensorflow it is a Python with TensorFlow.
 # NAME: $SITE, else the name of the Slurm cluster, else venv. It never exits your shell.
 common=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-site=${SITE:-${SLURM_CLUSTER_NAME:-venv}}
+# A job is told the name of its cluster; on a login node it is in Slurm's configuration.
+conf=${SLURM_CONF:-/etc/slurm/slurm.conf}
+cluster=${SLURM_CLUSTER_NAME:-$(sed -n 's/^ *ClusterName *= *//Ip' "$conf" 2> /dev/null || true)}
+site=${SITE:-${cluster:-venv}}
 if [[ ! -f $common/sites/$site.sh && ! ${SITE:-} ]]; then
     site=venv
 fi
 if [[ ! -f $common/sites/$site.sh ]]; then
-    echo "Error: no common/sites/$site.sh: set SITE to one of $(cd "$common/sites" && echo *.sh)" >&2
+    sites=$(cd "$common/sites" && echo *.sh)
+    echo "Error: no common/sites/$site.sh: set SITE to one of ${sites//.sh/}" >&2
     return 2
 fi
+need_account() { # of a site whose DATADIR is a project's: sets account, or says what to type
+    account=${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:-}}
+    if [[ ! $account && ! ${DATADIR:-} ]]; then
+        echo "Error: which project? Type \`export SBATCH_ACCOUNT=$1\`" >&2
+        return 2
+    fi
+}
+
 PYTHON=(python)
 framework=${FRAMEWORK:-torch}
-source "$common/sites/$site.sh"
+source "$common/sites/$site.sh" || return 2
+if [[ ${#PYTHON[@]} == 1 && $PYTHON == *\ * ]]; then
+    echo "Error: PYTHON is one word in common/sites/$site.sh: write PYTHON=($PYTHON)" >&2
+    return 2
+fi
+if [[ $- == *i* ]]; then # you type python; a script that did would not learn its number, $!
+    python() { command "${PYTHON[@]}" "$@"; }
+fi
 packages=("$framework")
 if [[ $framework == torch ]]; then
     packages+=(torchvision tensorboard tqdm)
@@ -29,15 +48,16 @@ if ! missing=$("${PYTHON[@]}" -c "$find" "${packages[@]}" 2> /dev/null); then
     if [[ ! $missing || $missing == "$framework" || $missing == "$framework "* ]]; then
         name=PyTorch venv=venv
         [[ $framework == torch ]] || name=TensorFlow venv=venv-tensorflow
-        echo "Error: no $name for ${PYTHON[*]}: type \`make $venv\` in $repository," \
-            "or name your site, SITE=..." >&2
+        how="type \`make $venv\` in $repository, or name your site, SITE=..."
+        [[ $site == venv ]] || how="see common/sites/$site.sh, or type \`export SITE=venv\`"
+        echo "Error: no $name for ${PYTHON[*]}: $how" >&2
     elif [[ $site == venv && -d $repository/.venv ]]; then # older than requirements.txt
         echo "Error: no ${missing// /, } for python: type \`make venv\` in $repository" >&2
     else
         pip="pip install --user" # which pip refuses in an environment of one's own
         [[ ! ${VIRTUAL_ENV:-${CONDA_PREFIX:-}} ]] || pip="pip install"
         echo "Error: no ${missing// /, } for SITE=$site: type" \
-            "\`\"\${PYTHON[@]}\" -m $pip $missing\` on a login node," \
+            "\`python -m $pip $missing\` on a login node," \
             "or see docs/CLUSTER.md#a-package-is-missing" >&2
     fi
     return 2

@@ -114,6 +114,36 @@ def test_sourcing_it_wrongly_does_not_end_a_login_shell(tmp_path):
     bash = f"SITE=nowhere; source {REPOSITORY}/common/env.sh; echo status $?"
     done = run(["bash", "-c", bash], tmp_path)
     assert done.stdout == "status 2\n"
+    assert done.stderr.endswith(f"set SITE to one of {' '.join(SITES)}\n")
+
+
+def test_a_login_node_knows_the_name_of_its_cluster(tmp_path):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("# ClusterName=lumi\nclustername = alvis\nSlurmctldHost=head\n")
+    assert "module load PyTorch" in env(tmp_path, "", SLURM_CONF=str(conf)).stderr
+    job = {"SLURM_CONF": str(conf), "SLURM_CLUSTER_NAME": "lumi"}
+    assert "singularity-AI-bindings" in env(tmp_path, "", **job).stderr
+
+
+@pytest.mark.parametrize("site", ["alvis", "lumi"])
+def test_a_project_that_is_not_named(site, tmp_path):
+    done = env(tmp_path, "", SITE=site, SBATCH_ACCOUNT="", DATADIR="")
+    assert done.returncode == 2 and "`export SBATCH_ACCOUNT=" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    of_job = {"SLURM_JOB_ACCOUNT": "project_2", "SBATCH_ACCOUNT": "", "DATADIR": ""}
+    assert "project_2/" in env(tmp_path, "echo $DATADIR", SITE=site, **of_job).stdout
+    own = env(
+        tmp_path, "echo $DATADIR", SITE=site, SBATCH_ACCOUNT="", DATADIR="/mine"
+    )
+    assert own.stdout == "/mine\n"
+
+
+def test_python_must_be_an_array(tmp_path):
+    give(tmp_path, *PACKAGES)
+    (tmp_path / "common/sites/few.sh").write_text('PYTHON="python -S"\n')
+    done = source(tmp_path, tmp_path, "echo $?", SITE="few")
+    line = "PYTHON is one word in common/sites/few.sh: write PYTHON=(python -S)"
+    assert (done.stderr, done.stdout) == (f"Error: {line}\n", "2\n")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +159,7 @@ def test_a_job_says_in_one_line_what_is_missing(exercise, script, missing, tmp_p
     (tmp_path / "common").unlink()
     give(tmp_path, *(name for name in PACKAGES if name not in missing))
     done = run(["bash", script, "x.py"], room, SITE="few", **OUTSIDE)
-    add = f'"${{PYTHON[@]}}" -m pip install --user {" ".join(missing)}'
+    add = f"python -m pip install --user {' '.join(missing)}"
     assert done.stderr == (
         f"Error: no {', '.join(missing)} for SITE=few: type `{add}` {HOW}"
     )
@@ -154,7 +184,8 @@ def test_only_the_room_that_profiles_lines_needs_line_profiler(tmp_path):
 def test_without_pytorch_the_rest_is_not_named(tmp_path):
     give(tmp_path, "torchvision")
     done = source(tmp_path, tmp_path, SITE="few")
-    assert done.stderr.startswith(f"Error: no PyTorch for {sys.executable} -S: type")
+    how = "see common/sites/few.sh, or type `export SITE=venv`"
+    assert done.stderr == f"Error: no PyTorch for {sys.executable} -S: {how}\n"
     assert "matplotlib" not in done.stderr
 
 
@@ -184,7 +215,7 @@ def test_an_old_virtual_environment_is_made_anew(tmp_path):
 def test_a_missing_package_leaves_a_shell_with_its_python(tmp_path):
     give(tmp_path, "torch")
     bash = "source common/env.sh; echo status $?; "
-    bash += '"${PYTHON[@]}" -c "import sys; print(sys.flags.no_site)"'
+    bash += 'python -c "import sys; print(sys.flags.no_site)"'
     done = run(["bash", "--norc", "-i", "-c", bash], tmp_path, SITE="few", **OUTSIDE)
     assert done.stdout == "status 2\n1\n"
     assert "Error: no torchvision, tensorboard, tqdm, matplotlib for" in done.stderr

@@ -3,6 +3,7 @@
 # It wants the type of the GPUs, so give it with the number: sbatch --gpus-per-node=A100:2
 # run-2gpus.sh ..., in mnist_multigpu --gres=gpu:A100:2. (SBATCH_GPUS_PER_NODE would give
 # all scripts the same number.)
+need_account NAISS... || return 2
 module purge
 if [[ $framework == tensorflow ]]; then
     module load "${TENSORFLOW_MODULE:-TensorFlow}" # 2.16 or later, with CUDA: `module spider TensorFlow`
@@ -14,4 +15,4 @@ else
     [[ ! -d $venv ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)
-export DATADIR=${DATADIR:-/mimer/NOBACKUP/groups/${SBATCH_ACCOUNT:-$SLURM_JOB_ACCOUNT}/data}
+export DATADIR=${DATADIR:-/mimer/NOBACKUP/groups/$account/data}

@@ -1,5 +1,6 @@
 # LUMI (CSC, Finland): AMD MI250X, ROCm, PyTorch in a Singularity container.
 # Before sbatch: export SBATCH_ACCOUNT=project_... SBATCH_PARTITION=small-g
+need_account project_... || return 2
 images=/appl/local/laifs/containers
 if [[ $framework == torch && -d $images ]]; then
     module use /appl/local/laifs/modules
@@ -21,4 +22,4 @@ PYTHON=(singularity exec "$image" bash -c '$WITH_CONDA; exec "$0" "$@"' "$python
 export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen MIOPEN_CUSTOM_CACHE_DIR=/tmp/$USER-miopen
 # RCCL between nodes: over the Slingshot network.
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 NCCL_NET_GDR_LEVEL=PHB
-export DATADIR=${DATADIR:-/scratch/${SBATCH_ACCOUNT:-$SLURM_JOB_ACCOUNT}/$USER/data}
+export DATADIR=${DATADIR:-/scratch/$account/$USER/data}
