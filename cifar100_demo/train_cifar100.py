@@ -104,7 +104,6 @@ def main():
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
 
-    gpus = 1
     device = get_device()
     torch.manual_seed(args.seed)
 
@@ -114,7 +113,7 @@ def main():
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus)
+    log = RunLog(args, device)
     batch_size, workers = args.batch_size, args.workers
     sampler = RandomSampler(train_set)
     train_loader = make_loader(

@@ -103,8 +103,8 @@ def main():
     add("--profile", action=BooleanOptionalAction, default=True, help="record steps")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all
+
     device = get_device()
     torch.manual_seed(args.seed)
 
@@ -114,9 +114,9 @@ def main():
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus)
+    log = RunLog(args, device, gpus)  # DP: counts all the GPUs
+    batch_size, workers = args.batch_size * gpus, args.workers  # DP: for all GPUs
     model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
-    batch_size, workers = args.batch_size * gpus, args.workers  # DP: dealt out
     sampler = RandomSampler(train_set)
     train_loader = make_loader(
         train_set, batch_size, device, sampler, workers=workers

@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist  # DDP: processes that talk to each other
 from torch import nn, optim
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps the model
 from torch.profiler import profile, schedule
 from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
 from torchvision import models
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: ranks
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cifar100
@@ -108,11 +109,11 @@ def main():
     add("--profile", action=BooleanOptionalAction, default=True, help="record steps")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-
     rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
+
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
     torch.manual_seed(args.seed + rank)  # DDP: or all draw the same random numbers
+    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
 
     train_set, val_set = cifar100()
     amp = args.amp or args.dtype
@@ -120,12 +121,12 @@ def main():
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one reports
-    model = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
-    model.broadcast_buffers = False  # DDP: training does not read BatchNorm's
-    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share
+    log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one process reports
+    model = DDP(model)  # DDP: averages the gradients of all processes
+    model.broadcast_buffers = False  # DDP: training does not read BatchNorm's means
+    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share each
     batch_size, workers = args.batch_size, args.workers
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
     train_loader = make_loader(
         train_set, batch_size, device, sampler, workers=workers
     )
@@ -141,13 +142,13 @@ def main():
         profiler.start()
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: deals anew, or epochs are alike
+        sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
         epoch_start = time.perf_counter()
         sums = train(
             args, model, device, train_loader, optimizer, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model.module, device, val_loader)  # DDP: unwrapped
+        validated = evaluate(model.module, device, val_loader)  # DDP: the bare model
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
         parts = {"step": step, "train": means(sums), "validation": validated}
         log.epoch(epoch, int(sums[2]), seconds, **parts)
@@ -156,7 +157,7 @@ def main():
         profiler.stop()
     log.print(f"Total training time: {training:.1f} s")
     log.finish(accuracy=validated["accuracy"], training_seconds=training)
-    dist.destroy_process_group()  # DDP: all leave together
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":

@@ -112,7 +112,9 @@ def main():
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus, scalars=False)
 
-    train_loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    batch_size = args.batch_size
+    sampler = torch.utils.data.RandomSampler(train_set)
+    loader = make_loader(train_set, batch_size, device, sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -125,7 +127,7 @@ def main():
     start = time.perf_counter()
     while state.epoch < args.epochs:
         epoch_start = time.perf_counter()
-        train(args, model, state, train_loader, device, log)
+        train(args, model, state, loader, device, log)
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])

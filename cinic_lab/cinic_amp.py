@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, pick_dtype  # AMP: 16 bits
+from common.device import DTYPES, get_device, pick_dtype  # AMP: computes in 16 bits
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -40,8 +40,8 @@ class Classifier(nn.Module):
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
         images = images.contiguous(memory_format=torch.channels_last)
-        images = normalise(images, MEAN, STD)
         amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP
+        images = normalise(images, MEAN, STD)
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
 
@@ -59,7 +59,7 @@ def train(args, model, state, loader, device, log):
         loss = F.cross_entropy(scores, labels)
         state.optimizer.zero_grad()
         state.scaler.scale(loss).backward()  # AMP: or small gradients become 0
-        state.scaler.step(state.optimizer)  # AMP: scales back; skips inf
+        state.scaler.step(state.optimizer)  # AMP: scales back, skips if any is inf
         state.scaler.update()  # AMP: a smaller scale if there were any
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if batch % args.log_interval == 0 or batch == batches:
@@ -104,7 +104,7 @@ def main():
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
     add("--gpu", type=at_least(0), help="its number; default: the first")
-    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP
+    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
     can_write(State.LATEST)
 
@@ -115,7 +115,9 @@ def main():
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus, scalars=False)
 
-    train_loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    batch_size = args.batch_size
+    sampler = torch.utils.data.RandomSampler(train_set)
+    loader = make_loader(train_set, batch_size, device, sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -130,7 +132,7 @@ def main():
     start = time.perf_counter()
     while state.epoch < args.epochs:
         epoch_start = time.perf_counter()
-        train(args, model, state, train_loader, device, log)
+        train(args, model, state, loader, device, log)
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])

@@ -18,13 +18,13 @@ import torchvision
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
-from torch.utils.tensorboard import SummaryWriter  # TB: writes logs/
+from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
 
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: ranks
-from common.log import RunLog
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
+from common.log import Nothing, RunLog  # DDP: for all other ranks
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
 from state import State
@@ -43,8 +43,8 @@ class Classifier(nn.Module):
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
         images = images.contiguous(memory_format=torch.channels_last)
-        images = normalise(images, MEAN, STD)
         amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP
+        images = normalise(images, MEAN, STD)
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
 
@@ -62,7 +62,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
         loss = F.cross_entropy(scores, labels)
         state.optimizer.zero_grad()
         state.scaler.scale(loss).backward()  # AMP: or small gradients become 0
-        state.scaler.step(state.optimizer)  # AMP: scales back; skips inf
+        state.scaler.step(state.optimizer)  # AMP: scales back, skips if any is inf
         state.scaler.update()  # AMP: a smaller scale if there were any
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if batch % args.log_interval == 0 or batch == batches:
@@ -80,7 +80,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
             step = (epoch - 1) * batches + batch  # TB: global_step, the x axis
             writer.add_scalar("lr", state.scheduler.get_last_lr()[0], step)  # TB
             for name, value in shown.items():  # TB: loss, acc1, acc5
-                writer.add_scalar(f"train/{name}", value, step)  # TB
+                writer.add_scalar(f"train/{name}", value, step)  # TB: a point each
         step_end = time.perf_counter()
     state.scheduler.step()
 
@@ -112,26 +112,27 @@ def main():
     add("--log-interval", type=at_least(1), default=50, help="steps between lines")
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
-    # DDP: no --gpu, each process has its own
-    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP
+    # DDP: add("--gpu") is left out, as each process has its own
+    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
     can_write(State.LATEST)
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
-    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
-    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    device, gpus = get_device(local_rank), world_size  # DDP: local_rank is its GPU
     torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
+    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
-    ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
-    ddp_model.broadcast_buffers = False  # DDP: training does not read BatchNorm's
-    log = RunLog(args, device, gpus, rank == 0, scalars=False)  # DDP: one reports
-    writer = SummaryWriter(log.folder) if log.enabled else log.writer  # TB: logs/
+    log = RunLog(args, device, gpus, rank == 0, scalars=False)  # DDP: rank 0 reports
+    writer = SummaryWriter(log.folder) if rank == 0 else Nothing()  # DDP: by rank 0
+    ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: mean of gradients
+    ddp_model.broadcast_buffers = False  # DDP: training reads no BatchNorm means
 
-    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
-    train_loader = make_loader(train_set, args.batch_size, device, sampler)
+    batch_size = args.batch_size
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
+    loader = make_loader(train_set, batch_size, device, sampler)
+    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share each
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -145,23 +146,23 @@ def main():
         state.resume(args.resume)
     start = time.perf_counter()
     while state.epoch < args.epochs:
-        sampler.set_epoch(state.epoch)  # DDP: deals anew, or epochs are alike
+        sampler.set_epoch(state.epoch)  # DDP: or all epochs would have one order
         epoch_start = time.perf_counter()
-        train(args, ddp_model, state, train_loader, device, log, writer)  # DDP: sync
+        train(args, ddp_model, state, loader, device, log, writer)  # DDP: on N GPUs
         seconds = time.perf_counter() - epoch_start
-        for buffer in model.buffers():  # DDP: BatchNorm's statistics of rank 0
-            dist.broadcast(buffer, 0)  # DDP: for all, or each would test its own
+        for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
+            dist.broadcast(buffer, 0)  # DDP: go to all, so all evaluate one model
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)
-        for name, value in validated.items():  # TB: at the same steps as training
-            step = state.epoch * len(train_loader)  # TB
-            writer.add_scalar(f"validation/{name}", value, step)  # TB
+        for name, value in validated.items():  # TB: loss, acc1, acc5, once an epoch
+            step = state.epoch * len(loader)  # TB: where the training's curves are
+            writer.add_scalar(f"validation/{name}", value, step)  # TB: a point each
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
     writer.close()  # TB: or the last scalars may be lost
     log.finish(accuracy=validated["acc1"], training_seconds=training)
-    dist.destroy_process_group()  # DDP: all leave together
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":

@@ -14,14 +14,14 @@ import time
 
 import torch
 import torchvision
-from torch import nn
+from torch import accelerator, nn  # DP: counts the GPUs of this node
 from torch.nn import functional as F
-from torch.utils.tensorboard import SummaryWriter  # TB: writes logs/
+from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
 
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, pick_dtype  # AMP: 16 bits
+from common.device import DTYPES, get_device, pick_dtype  # AMP: computes in 16 bits
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -41,8 +41,8 @@ class Classifier(nn.Module):
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
         images = images.contiguous(memory_format=torch.channels_last)
-        images = normalise(images, MEAN, STD)
         amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP
+        images = normalise(images, MEAN, STD)
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
 
@@ -60,7 +60,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
         loss = F.cross_entropy(scores, labels)
         state.optimizer.zero_grad()
         state.scaler.scale(loss).backward()  # AMP: or small gradients become 0
-        state.scaler.step(state.optimizer)  # AMP: scales back; skips inf
+        state.scaler.step(state.optimizer)  # AMP: scales back, skips if any is inf
         state.scaler.update()  # AMP: a smaller scale if there were any
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if batch % args.log_interval == 0 or batch == batches:
@@ -77,7 +77,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
             step = (epoch - 1) * batches + batch  # TB: global_step, the x axis
             writer.add_scalar("lr", state.scheduler.get_last_lr()[0], step)  # TB
             for name, value in shown.items():  # TB: loss, acc1, acc5
-                writer.add_scalar(f"train/{name}", value, step)  # TB
+                writer.add_scalar(f"train/{name}", value, step)  # TB: a point each
         step_end = time.perf_counter()
     state.scheduler.step()
 
@@ -108,22 +108,23 @@ def main():
     add("--log-interval", type=at_least(1), default=50, help="steps between lines")
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
-    # DP: no --gpu, it takes all of them
-    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP
+    # DP: add("--gpu") is left out, as DataParallel takes all
+    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
     can_write(State.LATEST)
 
-    device, gpus = get_device(), max(1, torch.accelerator.device_count())  # DP: all
+    device, gpus = get_device(), max(1, accelerator.device_count())  # DP: all in use
     torch.manual_seed(args.seed)
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
-    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     log = RunLog(args, device, gpus, scalars=False)
-    writer = SummaryWriter(log.folder) if log.enabled else log.writer  # TB: logs/
+    writer = SummaryWriter(log.folder)  # TB: a folder for each run
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
 
     batch_size = args.batch_size * gpus  # DP: it deals out each batch over the GPUs
-    train_loader = make_loader(train_set, batch_size, device, shuffle=True)
+    sampler = torch.utils.data.RandomSampler(train_set)
+    loader = make_loader(train_set, batch_size, device, sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -138,14 +139,14 @@ def main():
     start = time.perf_counter()
     while state.epoch < args.epochs:
         epoch_start = time.perf_counter()
-        train(args, dp_model, state, train_loader, device, log, writer)  # DP: on all
+        train(args, dp_model, state, loader, device, log, writer)  # DP: on all GPUs
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)
-        for name, value in validated.items():  # TB: at the same steps as training
-            step = state.epoch * len(train_loader)  # TB
-            writer.add_scalar(f"validation/{name}", value, step)  # TB
+        for name, value in validated.items():  # TB: loss, acc1, acc5, once an epoch
+            step = state.epoch * len(loader)  # TB: where the training's curves are
+            writer.add_scalar(f"validation/{name}", value, step)  # TB: a point each
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
     writer.close()  # TB: or the last scalars may be lost

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, pick_dtype  # AMP: 16 bits
+from common.device import DTYPES, get_device, pick_dtype  # AMP: computes in 16 bits
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -41,8 +41,8 @@ class Classifier(nn.Module):
     def forward(self, images):
         """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
         images = images.contiguous(memory_format=torch.channels_last)
-        images = normalise(images, MEAN, STD)
         amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP
+        images = normalise(images, MEAN, STD)
         return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
 
 
@@ -60,7 +60,7 @@ def train(args, model, state, loader, device, log):
         loss = F.cross_entropy(scores, labels)
         state.optimizer.zero_grad()
         state.scaler.scale(loss).backward()  # AMP: or small gradients become 0
-        state.scaler.step(state.optimizer)  # AMP: scales back; skips inf
+        state.scaler.step(state.optimizer)  # AMP: scales back, skips if any is inf
         state.scaler.update()  # AMP: a smaller scale if there were any
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if batch % args.log_interval == 0 or batch == batches:
@@ -74,9 +74,10 @@ def train(args, model, state, loader, device, log):
                 f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
-            shown["lr"] = state.scheduler.get_last_lr()[0]  # WANDB
+            shown["lr"] = state.scheduler.get_last_lr()[0]  # WANDB: its curve, too
             step = (epoch - 1) * batches + batch  # WANDB: the x axis
-            wandb.log({f"train/{k}": v for k, v in shown.items()}, step)  # WANDB
+            shown = {f"train/{k}": v for k, v in shown.items()}  # WANDB: in a group
+            wandb.log(shown, step)  # WANDB: sends a point of each
         step_end = time.perf_counter()
     state.scheduler.step()
 
@@ -108,7 +109,7 @@ def main():
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
     add("--gpu", type=at_least(0), help="its number; default: the first")
-    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP
+    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
     can_write(State.LATEST)
 
@@ -118,9 +119,12 @@ def main():
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus, scalars=False)
-    wandb.init(project="cinic_lab", dir="logs", config=vars(args))  # WANDB: a run
+    config = vars(args)  # WANDB: the options, to compare runs by
+    wandb.init(project="cinic_lab", dir="logs", config=config)  # WANDB: opens a run
 
-    train_loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    batch_size = args.batch_size
+    sampler = torch.utils.data.RandomSampler(train_set)
+    loader = make_loader(train_set, batch_size, device, sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -135,13 +139,14 @@ def main():
     start = time.perf_counter()
     while state.epoch < args.epochs:
         epoch_start = time.perf_counter()
-        train(args, model, state, train_loader, device, log)
+        train(args, model, state, loader, device, log)
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)
-        shown = {f"validation/{k}": v for k, v in validated.items()}  # WANDB
-        wandb.log(shown, state.epoch * len(train_loader))  # WANDB: the same steps
+        items = validated.items()  # WANDB: loss, acc1, acc5, once an epoch
+        shown = {f"validation/{k}": v for k, v in items}  # WANDB: in another group
+        wandb.log(shown, state.epoch * len(loader))  # WANDB: on the same x axis
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
     wandb.finish()  # WANDB: waits until all is sent

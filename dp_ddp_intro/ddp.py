@@ -14,7 +14,7 @@ import time
 import torch
 import torch.distributed as dist  # DDP: processes that talk to each other
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel  # DDP: averages the gradients
 from torch.utils.data import DistributedSampler  # DDP: deals out the sequences
 
 from common.cli import OptionParser, at_least
@@ -56,8 +56,8 @@ def main():
     add("--verbose", action="store_true", help="print the size of each input")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
+    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
 
-    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
     torch.manual_seed(args.seed)
@@ -65,20 +65,20 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    ddp_model = DistributedDataParallel(model)  # DDP: averages gradients
-    # DDP: one process reports, for all.
-    log = RunLog(args, device, world_size, enabled=rank == 0, counts="tokens")
+    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: rank 0 logs
+    ddp_model = DistributedDataParallel(model)  # DDP: averages the gradients
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
-    loader = make_loader(train_set, args.batch_size, device, sampler)
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
+    batch_size = args.batch_size
+    loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: deals anew, or epochs are alike
+        sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, loader, optimizer, device)  # DDP: synced
+        trained = train(ddp_model, loader, optimizer, device)  # DDP: on all the GPUs
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
@@ -86,7 +86,7 @@ def main():
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
     log.finish(accuracy=trained["accuracy"], training_seconds=training)
-    dist.destroy_process_group()  # DDP: all leave together
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def main():
     add("--verbose", action="store_true", help="print the size of each input")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
+    gpus = max(1, torch.accelerator.device_count())  # DP: one process for all
 
     device = get_device()
     torch.manual_seed(args.seed)
@@ -59,9 +60,8 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    gpus = max(1, torch.accelerator.device_count())  # DP: one process for all
-    dp_model = torch.nn.DataParallel(model)  # DP: copied to all in each step
-    log = RunLog(args, device, gpus, counts="tokens")  # DP: on so many
+    log = RunLog(args, device, gpus, counts="tokens")  # DP: counts all the GPUs
+    dp_model = torch.nn.DataParallel(model)  # DP: copied to all GPUs in each step
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
@@ -71,7 +71,7 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        trained = train(dp_model, loader, optimizer, device)  # DP: on all
+        trained = train(dp_model, loader, optimizer, device)  # DP: on all GPUs
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs

@@ -63,7 +63,8 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    batch_size = args.batch_size
+    loader = make_loader(train_set, batch_size, device, shuffle=True)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):

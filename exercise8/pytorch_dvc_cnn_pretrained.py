@@ -1,6 +1,9 @@
 """Dogs vs. cats: a new top on a pretrained VGG16, then fine-tuning.
 
-    sbatch run.sh pytorch_dvc_cnn_pretrained.py
+    sbatch run.sh pytorch_dvc_cnn_pretrained.py                   # one GPU
+    sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP: two
+    sbatch run.sh pytorch_dvc_cnn_pretrained_largedata.py         # 22,000 photos
+    sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_largedata_multigpu.py
 
 Without Slurm type bash in place of sbatch; it works without a GPU, too. On a CPU add
 --backbone tinyvgg: it takes seconds where VGG16 takes minutes.
@@ -88,7 +91,12 @@ def main():
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=10, help="to train the new top")
     add("--finetune-epochs", type=at_least(0), default=20, help="to fine-tune it")
-    add("--batch-size", type=at_least(1), default=25, help="images per GPU")
+    add(
+        "--batch-size",
+        type=at_least(1),
+        default=25,
+        help="images per GPU",
+    )
     add("--lr", type=float, default=0.01, help="learning rate of the new top")
     add("--backbone", choices=CHANNELS, default="vgg16", help="tinyvgg: for CPUs")
     add(
@@ -109,7 +117,8 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    train_loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    train_sampler = torch.utils.data.RandomSampler(train_set)
+    train_loader = make_loader(train_set, args.batch_size, device, train_sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 

@@ -1,6 +1,9 @@
 """Dogs vs. cats: a new top on a pretrained VGG16, then fine-tuning.
 
-    sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py  # DDP: 2 processes
+    sbatch run.sh pytorch_dvc_cnn_pretrained.py                   # one GPU
+    sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP: two
+    sbatch run.sh pytorch_dvc_cnn_pretrained_largedata.py         # 22,000 photos
+    sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_largedata_multigpu.py
 
 Without Slurm type bash in place of sbatch; it works without a GPU, too. On a CPU add
 --backbone tinyvgg: it takes seconds where VGG16 takes minutes.
@@ -11,7 +14,7 @@ import time
 import torch
 import torch.distributed as dist  # DDP: processes that talk to each other
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel  # DDP: averages gradients
+from torch.nn.parallel import DistributedDataParallel  # DDP: averages the gradients
 from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
 
 from backbones import CHANNELS, load_features
@@ -77,12 +80,12 @@ def evaluate(model, loader, device):
 
 def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
     """Train and validate for these epochs; return the seconds that it took."""
-    ddp_model = DistributedDataParallel(model)  # DDP: hooks what is unfrozen now
+    ddp_model = DistributedDataParallel(model)  # DDP: averages what is trainable now
     start = time.perf_counter()
     for epoch in epochs:
-        train_loader.sampler.set_epoch(epoch)  # DDP: deals anew, or epochs are alike
+        train_loader.sampler.set_epoch(epoch)  # DDP: or all epochs have one order
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, train_loader, optimizer, device)  # DDP: wrapped
+        trained = train(ddp_model, train_loader, optimizer, device)  # DDP: on N GPUs
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device)
         images = len(train_loader.dataset)
@@ -95,7 +98,12 @@ def main():
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=10, help="to train the new top")
     add("--finetune-epochs", type=at_least(0), default=20, help="to fine-tune it")
-    add("--batch-size", type=at_least(1), default=25, help="images per GPU")
+    add(
+        "--batch-size",
+        type=at_least(1),
+        default=25,
+        help="images per GPU",
+    )
     add("--lr", type=float, default=0.01, help="learning rate of the new top")
     add("--backbone", choices=CHANNELS, default="vgg16", help="tinyvgg: for CPUs")
     add(
@@ -103,25 +111,27 @@ def main():
     )
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
+
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
     torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
+    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
 
     train_set, val_set, test_set = dogs_vs_cats()
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
 
-    log = RunLog(args, device, world_size, enabled=rank == 0)  # DDP: one reports
+    log = RunLog(args, device, world_size, enabled=rank == 0)  # DDP: rank 0 reports
     log.print(f"Images found to train on: {len(train_set)}")
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: a share
-    test_set = Subset(test_set, range(rank, len(test_set), world_size))
-    train_sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
+    train_sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a part each
     train_loader = make_loader(train_set, args.batch_size, device, train_sampler)
+    val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
+    val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
+    test_share = range(rank, len(test_set), world_size)  # DDP: the same for testing
+    test_set = Subset(test_set, test_share)  # DDP: so none is tested twice
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 
@@ -143,7 +153,7 @@ def main():
     accuracy = evaluate(model, test_loader, device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
     log.finish(accuracy=accuracy, training_seconds=training)
-    dist.destroy_process_group()  # DDP: all leave together
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from common.checkpoint import can_write, save
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: which process is this?
-from common.log import RunLog
-from common.log import rank0_print as print  # DDP: one speaks for all
+from common.log import RunLog, rank0_print
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, mnist
 
@@ -70,10 +69,11 @@ def train(args, model, device, train_loader, optimizer, epoch):
         loss.backward()
         optimizer.step()
         if batch % args.log_interval == 0 or batch == batches:
-            dist.all_reduce(loss.detach().div_(dist.get_world_size()))  # DDP: mean
+            loss = loss.detach() / dist.get_world_size()  # DDP: a part of the mean
+            dist.all_reduce(loss)  # DDP: adds up the parts of all processes
             done = f"{images * batch // batches}/{images} ({batch / batches:.0%})"
             # To read a number waits for the device: not in every step.
-            print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
+            rank0_print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def test(model, device, test_loader):
     tested = means(sums)
     right, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
-    print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
+    rank0_print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
     return tested
 
 
@@ -113,45 +113,44 @@ def main():
     args = parser.parse_args()
     if args.save_model:
         can_write("mnist_cnn.pt")
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
-    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
-    profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile for each
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    gpus = world_size  # DDP: one GPU for each process
+    torch.manual_seed(args.seed + rank)  # DDP: each process draws its own dropout
+    profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile for each
     dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
-    torch.manual_seed(args.seed + rank)  # DDP: or all drop out alike
 
     train_set, test_set = mnist()
     model = make_model().to(device, memory_format=torch.channels_last)
-    ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: averages gradients
-    log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one reports
-    print(f"Train set size: {len(train_set)}")
-    print(f"Test set size: {len(test_set)}")
-    print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
+    log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one process reports
+    ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: mean of gradients
+    rank0_print(f"Train set size: {len(train_set)}")
+    rank0_print(f"Test set size: {len(test_set)}")
+    rank0_print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
 
-    test_set = Subset(test_set, range(rank, len(test_set), gpus))  # DDP: a share
+    test_set = Subset(test_set, range(rank, len(test_set), gpus))  # DDP: a part each
     batch_size, workers = args.batch_size, args.workers
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out
-    train_loader = make_loader(
-        train_set, batch_size, device, sampler, workers=workers
-    )
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
+    loader = make_loader(train_set, batch_size, device, sampler, workers=workers)
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: deals anew, or epochs are alike
+        sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
         epoch_start = time.perf_counter()
-        train(args, ddp_model, device, train_loader, optimizer, epoch)  # DDP: synced
+        train(args, ddp_model, device, loader, optimizer, epoch)  # DDP: on N GPUs
         seconds = time.perf_counter() - epoch_start
         tested = test(model, device, test_loader)
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start
-    print(f"Total training time: {training:.1f} s")
-    if args.save_model and rank == 0:  # DDP: one writes
+    rank0_print(f"Total training time: {training:.1f} s")
+    if args.save_model and rank == 0:  # DDP: one process writes
         save(model.state_dict(), "mnist_cnn.pt")
     log.finish(accuracy=tested["accuracy"], training_seconds=training)
-    dist.destroy_process_group()  # DDP: all leave together
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from common.checkpoint import can_write, save
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device
-from common.log import RunLog
+from common.log import RunLog, rank0_print
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, mnist
 
@@ -70,7 +70,7 @@ def train(args, model, device, train_loader, optimizer, epoch):
         if batch % args.log_interval == 0 or batch == batches:
             done = f"{images * batch // batches}/{images} ({batch / batches:.0%})"
             # To read a number waits for the device: not in every step.
-            print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
+            rank0_print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def test(model, device, test_loader):
     tested = means(sums)
     right, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
-    print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
+    rank0_print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
     return tested
 
 
@@ -118,28 +118,26 @@ def main():
     model = make_model().to(device, memory_format=torch.channels_last)
     dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     log = RunLog(args, device, gpus)
-    print(f"Train set size: {len(train_set)}")
-    print(f"Test set size: {len(test_set)}")
-    print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
+    rank0_print(f"Train set size: {len(train_set)}")
+    rank0_print(f"Test set size: {len(test_set)}")
+    rank0_print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
 
     batch_size, workers = args.batch_size * gpus, args.workers  # DP: for all GPUs
     sampler = RandomSampler(train_set)
-    train_loader = make_loader(
-        train_set, batch_size, device, sampler, workers=workers
-    )
+    loader = make_loader(train_set, batch_size, device, sampler, workers=workers)
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        train(args, dp_model, device, train_loader, optimizer, epoch)  # DP: on all
+        train(args, dp_model, device, loader, optimizer, epoch)  # DP: on all GPUs
         seconds = time.perf_counter() - epoch_start
         tested = test(model, device, test_loader)
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start
-    print(f"Total training time: {training:.1f} s")
+    rank0_print(f"Total training time: {training:.1f} s")
     if args.save_model:
         save(model.state_dict(), "mnist_cnn.pt")
     log.finish(accuracy=tested["accuracy"], training_seconds=training)

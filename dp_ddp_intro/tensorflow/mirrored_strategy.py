@@ -30,16 +30,17 @@ def main():
     add("--seed", type=int, default=0, help="of the weights and the order")
     args = parser.parse_args()
 
-    strategy = tf.distribute.MirroredStrategy(get_devices(2))  # MIRRORED: on all
+    strategy = tf.distribute.MirroredStrategy(get_devices(2))  # MIRRORED: on N GPUs
     tf.keras.utils.set_random_seed(args.seed)
     with strategy.scope():  # MIRRORED: its variables are kept equal on all GPUs
         model = make_model(args)  # MIRRORED: made and compiled in the scope
+    replicas = strategy.num_replicas_in_sync  # MIRRORED: how many GPUs take part
 
     dataset = random_sequences(args.sequences, args.length)
     dataset = dataset.shuffle(args.sequences, seed=args.seed)
-    batch_size = args.batch_size * strategy.num_replicas_in_sync  # MIRRORED: in all
+    batch_size = args.batch_size * replicas  # MIRRORED: fit() cuts each batch
     dataset = dataset.batch(batch_size, drop_remainder=True)
-    report = Report(args, dataset, strategy.num_replicas_in_sync)
+    report = Report(args, dataset, replicas)  # MIRRORED: counts all the GPUs
     model.fit(
         dataset, epochs=args.epochs, shuffle=False, verbose=0, callbacks=[report]
     )

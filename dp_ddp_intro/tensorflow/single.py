@@ -36,7 +36,8 @@ def main():
 
     dataset = random_sequences(args.sequences, args.length)
     dataset = dataset.shuffle(args.sequences, seed=args.seed)
-    dataset = dataset.batch(args.batch_size, drop_remainder=True)
+    batch_size = args.batch_size
+    dataset = dataset.batch(batch_size, drop_remainder=True)
     report = Report(args, dataset)
     model.fit(
         dataset, epochs=args.epochs, shuffle=False, verbose=0, callbacks=[report]
