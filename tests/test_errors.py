@@ -145,7 +145,7 @@ def test_logs_is_a_file(room, sample):
 
 def test_unknown_site(room):
     done = run(["bash", "run.sh", ONE], room, SITE="nowhere")
-    fails(done, "nowhere.sh", "lumi.sh")
+    fails(done, "nowhere.sh", "set SITE to one of alvis conda lumi ")
 
 
 def test_no_pytorch(room, tmp_path):
