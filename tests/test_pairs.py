@@ -69,6 +69,12 @@ def test_a_changed_row_faces_its_twin(left, right, tag, most):
 
 
 @each_pair
+def test_every_hunk_explains_itself(left, right, tag, most):
+    for _, new in hunks(left, right):
+        assert any(re.search(rf"#.*\b{tag}\b", row) for row in new), new
+
+
+@each_pair
 def test_every_row_explains_itself(left, right, tag, most):
     for _, new in hunks(left, right):
         for row in new:
