@@ -11,7 +11,7 @@ demo: venv # exercise 8 on one GPU and on two, or on CPU cores that play them
 	gpus 2 && export DATADIR=../data/sample && \
 	bash run.sh pytorch_dvc_cnn_pretrained.py $(DEMO) && echo && \
 	bash run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py $(DEMO) && \
-	tail -n 2 logs/results.jsonl | "$${PYTHON[@]}" -m common.compare /dev/stdin
+	tail -n 2 logs/results.jsonl | "$${PYTHON[@]}" ../bench/compare.py /dev/stdin
 
 test: lint # each script as users run it, and what DDP promises
 	.venv/bin/python -m pytest

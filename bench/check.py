@@ -14,6 +14,7 @@ Who does not answer within 60 seconds (`--wait 60`) is named.
 Exit status: 0; 1 if something is wrong; 2 if it had to stop.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -32,7 +33,7 @@ import torch.distributed as dist
 
 from common.cli import OptionParser, UserError, at_least
 from common.data import data_root
-from common.device import built_for, driver, get_device, get_ranks
+from common.device import get_device, get_ranks
 
 MB = 2**20
 SIZES = 2**12, 2**16, MB, 16 * MB, 64 * MB, 256 * MB  # CPUs stop at 16 MB
@@ -217,6 +218,26 @@ def describe(device, index):
         "pci": pci,
         "gpu_numa_node": int(numa) if numa.isdigit() else None,
     }
+
+
+def built_for():
+    """Return what this PyTorch is built for, such as "CUDA 12.8"."""
+    names = {"CUDA": "cuda", "ROCm": "hip", "XPU": "xpu"}
+    versions = {name: getattr(torch.version, v, None) for name, v in names.items()}
+    return next((f"{name} {v}" for name, v in versions.items() if v), "CPUs alone")
+
+
+def driver():
+    """Return which CUDA NVIDIA's driver here can do, such as "CUDA 12.8", or "none".
+
+    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
+    """
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return "none"
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def place(rank, device):

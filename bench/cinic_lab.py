@@ -22,7 +22,7 @@ from dataset import CLASSES, MEAN, NAME, STD, cinic, crop_and_flip
 from state import State
 
 BATCH = plain_cinic.BATCH
-ARGS = Namespace(log_interval=10**9)
+ARGS = Namespace(log_interval=10**9, batch_size=BATCH)
 
 
 class Setup:
@@ -31,7 +31,7 @@ class Setup:
     def __init__(self, module, device, dtype=None):
         model = module.Classifier("resnet18")
         self.model = model.to(device, memory_format=torch.channels_last)
-        self.model.dtype = dtype
+        self.model.amp = device.type, dtype, bool(dtype)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9, fused=True)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
         self.state = State(self.model, optimizer, scheduler, device)

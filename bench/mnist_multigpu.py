@@ -1,7 +1,5 @@
 """What is measured of mnist_multigpu."""
 
-import contextlib
-import io
 import sys
 from argparse import Namespace
 
@@ -12,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, data_root, make_loader
 from common.device import get_device, get_ranks
+from common.log import RunLog
 
 sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
 import mnist_ddp as ddp
@@ -20,7 +19,7 @@ import mnist_singlegpu as script
 from dataset import mnist
 
 BATCH = plain_mnist.BATCH
-ARGS = Namespace(log_interval=10**9)
+ARGS = Namespace(log_interval=10**9, batch_size=BATCH)
 
 
 def make(device, memory_format=torch.channels_last):
@@ -32,12 +31,12 @@ def make(device, memory_format=torch.channels_last):
 class Batches(list):
     """Batches that stay on the device."""
 
-    dataset = ()
+    dataset = range(BATCH)
 
 
 def train(module, model, loader, optimizer, device):
-    with contextlib.redirect_stdout(io.StringIO()):
-        module.train(ARGS, model, device, loader, optimizer, 1)
+    log = RunLog(ARGS, device, enabled=False)
+    module.train(ARGS, model, device, loader, optimizer, 1, log)
 
 
 def single(repeats):

@@ -6,6 +6,8 @@ A FLOP is one addition or one multiplication. Tables of models often count a
 multiplication and an addition together and call that a FLOP: half of ours.
 """
 
+import math
+
 import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,6 +50,12 @@ def count(arch, batch_size, image_size, classes=100):
     }
 
 
+def in_units(flop):
+    """Return a number of FLOPs as text, in MFLOP, GFLOP, TFLOP or PFLOP."""
+    power = min(max(2, int(math.log10(flop) / 3)), 5)
+    return f"{flop / 1000**power:.2f} {' kMGTP'[power]}FLOP"
+
+
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
@@ -62,10 +70,10 @@ def main():
     step = counts["training"] * args.batch_size
     rows = {
         "parameters": f"{counts['parameters']:,}",
-        "forward pass of an image": f"{counts['forward'] / 1e9:.2f} GFLOP",
-        "training step of an image": f"{counts['training'] / 1e9:.2f} GFLOP",
-        f"training step of a batch of {args.batch_size}": f"{step / 1e12:.2f} TFLOP",
-        "epoch of 50,000 images": f"{counts['training'] * 50000 / 1e15:.2f} PFLOP",
+        "forward pass of an image": in_units(counts["forward"]),
+        "training step of an image": in_units(counts["training"]),
+        f"training step of a batch of {args.batch_size}": in_units(step),
+        "epoch of 50,000 images": in_units(counts["training"] * 50000),
         "memory of the weights": f"{weights:.2f} GB",
         "... of their gradients": f"{weights:.2f} GB",
         "... of the optimizer (SGD with momentum)": f"{weights:.2f} GB",

@@ -57,32 +57,29 @@ def draw(devices, runs, file):
         for key in PANELS
         if any(row[key] is not None for rows in devices.values() for row in rows)
     ]
-    figure = Figure(figsize=(9, 2.4 * len(panels)), layout="constrained")
+    figure = Figure(figsize=(11, 1 + 2.4 * len(panels)), layout="constrained")
     subplots = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    epochs = [pair for run in runs for pair in enumerate(run["epoch_ends"], start=1)]
+    ends = [end - min(times) for _, end in epochs]
     for axes, key in zip(subplots, panels, strict=True):
         for device, rows in sorted(devices.items()):
             seconds = [row["time"] - min(times) for row in rows]
-            axes.plot(seconds, [row[key] for row in rows], label=device)
-        axes.set(ylabel=PANELS[key])
+            axes.plot(seconds, [row[key] for row in rows], label=device, lw=2)
+        axes.set_ylabel(PANELS[key], fontsize=14)
         axes.set_ylim(0, 105 if key == "utilisation_percent" else None)
-        for run in runs:
-            for epoch, end in enumerate(run["epoch_ends"], start=1):
-                axes.axvline(end - min(times), color="gray", linestyle=":")
-                if axes is subplots[0]:
-                    where = (end - min(times), 1)
-                    axes.annotate(
-                        f"end of epoch {epoch}",
-                        where,
-                        xycoords=("data", "axes fraction"),
-                        rotation=90,
-                        va="top",
-                        ha="right",
-                        fontsize="small",
-                    )
-    subplots[0].legend(loc="lower left")
-    subplots[0].set_title(", ".join(run["script"] for run in runs))
-    subplots[-1].set_xlabel("seconds since the start")
-    figure.savefig(file, dpi=120)
+        axes.tick_params(labelsize=13)
+        for end in ends:
+            axes.axvline(end, color="gray", linestyle=":")
+    if epochs:
+        top = subplots[0].secondary_xaxis("top")
+        top.set_ticks(ends, [epoch for epoch, _ in epochs])
+        top.tick_params(labelsize=13)
+        top.set_xlabel("end of epoch", fontsize=14)
+    figure.suptitle(", ".join(run["script"] for run in runs), fontsize=15)
+    lines = subplots[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=8, fontsize=13)
+    subplots[-1].set_xlabel("seconds since the start", fontsize=14)
+    figure.savefig(file, dpi=110)
 
 
 def main():
@@ -99,7 +96,9 @@ def main():
     files = [args.file] if args.file else Path("logs").glob("utilisation-*.csv")
     files = sorted(files, key=lambda file: args.file or file.stat().st_mtime)
     if not files:
-        raise UserError("no logs/utilisation-*.csv: `bash run_single_cifar.sh`")
+        raise UserError(
+            "no logs/utilisation-*.csv yet: type `bash run_single_cifar.sh` first"
+        )
     devices = read_samples(files[-1])
     times = [row["time"] for rows in devices.values() for row in rows]
     # A run's last epoch ends a moment before the monitor does.

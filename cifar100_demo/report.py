@@ -11,6 +11,15 @@ from common.log import peak_memory, rank0_print
 from common.metrics import means
 
 
+def is_due(step, steps):
+    """Return whether a line is due after this step, of so many in an epoch.
+
+    It is so every 100 steps or every tenth of the epoch, whichever is sooner, and
+    at the end.
+    """
+    return step % min(100, math.ceil(steps / 10)) == 0 or step == steps
+
+
 def report_iterations(log, done, total, sums, start):
     """Print and log a part of an epoch, of which so many of all iterations are done.
 
@@ -21,7 +30,7 @@ def report_iterations(log, done, total, sums, start):
         return
     loss, images = means(sums)["loss"], int(sums[2])
     seconds = time.perf_counter() - start
-    iteration = seconds / math.ceil(images / log.fields["batch"])
+    iteration = seconds / math.ceil(images / log.batch)
     step = len(log.epochs) * total + done
     log.writer.add_scalar("iterations/loss", loss, step)
     log.writer.add_scalar("iterations/seconds", iteration, step)
@@ -35,14 +44,25 @@ def save_profile(profiler):
     """As on_trace_ready of torch.profiler: save the trace, print the operators.
 
     The trace goes to logs/profiler/trace.json; each of several processes has its
-    own, trace_rank0.json and so on. Rank 0 prints the ten costliest operators.
+    own, trace_rank0.json and so on. Rank 0 prints the ten costliest operators, and
+    the all-reduces, which are seldom among them.
     """
     rank = os.environ.get("RANK")
     name = "trace.json" if rank is None else f"trace_rank{rank}.json"
     folder = Path("logs/profiler")
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / name))
-    kind = "device" if torch.accelerator.is_available() else "cpu"
-    costliest = {"sort_by": f"self_{kind}_time_total", "row_limit": 10}
-    rank0_print(profiler.key_averages().table(**costliest, max_name_column_width=40))
+    gpu = torch.accelerator.is_available()
+    costliest = {"sort_by": f"self_{'device' if gpu else 'cpu'}_time_total"}
+    costliest |= {"row_limit": 10, "max_name_column_width": 40}
+    operators = profiler.key_averages()
+    rank0_print(operators.table(**costliest))
+    rows = [("All-reduces", "Number", "CPU ms", "GPU ms")]
+    for sums in operators:
+        if "allreduce" in sums.key.lower().replace("_", ""):
+            times = sums.cpu_time_total / 1e3, sums.device_time_total / 1e3
+            rows.append((sums.key[:40], sums.count, *(f"{t:.1f}" for t in times)))
+    for key, *numbers in rows if len(rows) > 1 else []:  # none with one process
+        numbers = [f"{number:>12}" for number in numbers[: 2 + gpu]]
+        rank0_print(f"{key:40}{''.join(numbers)}")
     rank0_print(f"Trace saved to {folder / name}")

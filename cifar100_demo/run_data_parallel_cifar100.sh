@@ -14,7 +14,7 @@ set -euo pipefail
 [[ -f train_cifar100.py ]] || { echo "Error: type cd cifar100_demo first" >&2; exit 2; }
 source common/env.sh
 
-pick_gpus 1-2
+pick_gpus "1-${GPUS:-2}"
 "${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
 trap "kill $! 2> /dev/null || true" EXIT
 "${PYTHON[@]}" train_data_parallel.py "$@"

@@ -18,4 +18,4 @@ gpus 2
 "${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
 trap "kill $! 2> /dev/null || true" EXIT
 "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" train_ddp_cifar100.py "$@"
+    --nproc-per-node="$GPUS" train_ddp_cifar100.py "$@"

@@ -25,7 +25,7 @@ from common.device import DTYPES, get_device, pick_dtype
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cifar100
-from report import report_iterations, save_profile
+from report import is_due, report_iterations, save_profile
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
@@ -65,7 +65,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
         recent += batch_sums(loss, output.argmax(dim=1) == labels)
         if profiler:
             profiler.step()
-        if step % 100 == 0 or step == args.steps:
+        if is_due(step, args.steps):
             # To read the sums waits for the device: not in every step.
             report_iterations(log, step, args.steps, recent, start)
             total += recent

@@ -27,7 +27,7 @@ from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who 
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cifar100
-from report import report_iterations, save_profile
+from report import is_due, report_iterations, save_profile
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
@@ -67,7 +67,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
         recent += batch_sums(loss, output.argmax(dim=1) == labels)
         if profiler:
             profiler.step()
-        if step % 100 == 0 or step == args.steps:
+        if is_due(step, args.steps):
             # To read the sums waits for the device: not in every step.
             dist.all_reduce(recent)  # DDP: add up the sums of all processes
             report_iterations(log, step, args.steps, recent, start)
@@ -124,9 +124,9 @@ def main():
     log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one process reports
     model = DDP(model)  # DDP: averages the gradients of all processes
     model.broadcast_buffers = False  # DDP: training does not read BatchNorm's means
-    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share each
+    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: no image twice
     batch_size, workers = args.batch_size, args.workers
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: its own images
     train_loader = make_loader(
         train_set, batch_size, device, sampler, workers=workers
     )

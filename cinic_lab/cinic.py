@@ -37,11 +37,11 @@ class Classifier(nn.Module):
         super().__init__()
         self.resnet = torchvision.models.get_model(arch, num_classes=10)
 
-    def forward(self, images):
-        """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
-        images = images.contiguous(memory_format=torch.channels_last)
-        images = normalise(images, MEAN, STD)
-        return self.resnet(images)
+    def forward(self, x):
+        """Return the scores (N, 10) of images x, uint8 (N, 3, 32, 32)."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = normalise(x, MEAN, STD)
+        return self.resnet(x)
 
 
 def train(args, model, state, loader, device, log):

@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: one of N
 from common.log import Nothing, RunLog  # DDP: for all other ranks
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -40,12 +40,11 @@ class Classifier(nn.Module):
         super().__init__()
         self.resnet = torchvision.models.get_model(arch, num_classes=10)
 
-    def forward(self, images):
-        """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
-        images = images.contiguous(memory_format=torch.channels_last)
-        amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP
-        images = normalise(images, MEAN, STD)
-        return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
+    def forward(self, x):
+        """Return the scores (N, 10) of images x, uint8 (N, 3, 32, 32)."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = normalise(x, MEAN, STD)
+        return torch.autocast(*self.amp)(self.resnet)(x).float()  # AMP: 16 bits here
 
 
 def train(args, model, state, loader, device, log, writer):  # TB: for the curves
@@ -77,10 +76,10 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
                 f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
+            shown["lr"] = state.scheduler.get_last_lr()[0]  # TB: its curve, too
             step = (epoch - 1) * batches + batch  # TB: global_step, the x axis
-            writer.add_scalar("lr", state.scheduler.get_last_lr()[0], step)  # TB
-            for name, value in shown.items():  # TB: loss, acc1, acc5
-                writer.add_scalar(f"train/{name}", value, step)  # TB: a point each
+            for name, value in shown.items():  # TB: loss, acc1, acc5, lr
+                writer.add_scalar(f"train/{name}", value, step)  # TB: one curve each
         step_end = time.perf_counter()
     state.scheduler.step()
 
@@ -130,9 +129,9 @@ def main():
     ddp_model.broadcast_buffers = False  # DDP: training reads no BatchNorm means
 
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: 1/N of the images
     loader = make_loader(train_set, batch_size, device, sampler)
-    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: a share each
+    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: its own images
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -140,7 +139,8 @@ def main():
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
     state = State(model, optimizer, scheduler, device, **options)
-    model.dtype = dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if fast
+    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
+    model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if args.resume:
         state.resume(args.resume)
@@ -155,9 +155,9 @@ def main():
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)
-        for name, value in validated.items():  # TB: loss, acc1, acc5, once an epoch
+        for name, value in validated.items():  # TB: loss, acc1, acc5
             step = state.epoch * len(loader)  # TB: where the training's curves are
-            writer.add_scalar(f"validation/{name}", value, step)  # TB: a point each
+            writer.add_scalar(f"validation/{name}", value, step)  # TB: once an epoch
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
     writer.close()  # TB: or the last scalars may be lost

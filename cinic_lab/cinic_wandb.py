@@ -38,12 +38,11 @@ class Classifier(nn.Module):
         super().__init__()
         self.resnet = torchvision.models.get_model(arch, num_classes=10)
 
-    def forward(self, images):
-        """Return the scores (N, 10) of uint8 images (N, 3, 32, 32)."""
-        images = images.contiguous(memory_format=torch.channels_last)
-        amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP
-        images = normalise(images, MEAN, STD)
-        return amp(self.resnet)(images).float()  # AMP: the loss stays in 32 bits
+    def forward(self, x):
+        """Return the scores (N, 10) of images x, uint8 (N, 3, 32, 32)."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = normalise(x, MEAN, STD)
+        return torch.autocast(*self.amp)(self.resnet)(x).float()  # AMP: 16 bits here
 
 
 def train(args, model, state, loader, device, log):
@@ -132,7 +131,8 @@ def main():
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
     state = State(model, optimizer, scheduler, device, **options)
-    model.dtype = dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if fast
+    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
+    model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if args.resume:
         state.resume(args.resume)

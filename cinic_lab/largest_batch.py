@@ -4,7 +4,8 @@
 
 A batch is doubled until the GPU is out of memory. Then it looks on between the last
 that fits and the first that does not, until they are within 5 % of each other. It
-prints for each how many images/s it trains, and how much memory it takes.
+prints for each how many images/s it trains, and how much memory it takes. Without a
+GPU it says so and ends.
 """
 
 import time
@@ -29,7 +30,7 @@ def train(script, arch, batch_size, device, dtype):
     want much memory.
     """
     model = script.Classifier(arch).to(device, memory_format=torch.channels_last)
-    model.dtype = dtype
+    model.amp = device.type, dtype, bool(dtype)
     optimizer = torch.optim.SGD(
         model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=True
     )
@@ -38,7 +39,7 @@ def train(script, arch, batch_size, device, dtype):
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     images = torch.zeros(batch_size, 3, 32, 32, dtype=torch.uint8, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)
-    args = Namespace(log_interval=STEPS)
+    args = Namespace(log_interval=STEPS, batch_size=batch_size)
     log = RunLog(args, device, enabled=False)
     for steps in (2, STEPS):
         torch.get_device_module(device).reset_peak_memory_stats(device)
@@ -84,7 +85,9 @@ def main():
     args = parser.parse_args()
     device = get_device(gpu=args.gpu)
     if device.type == "cpu":
-        raise UserError("no GPU here, so there is no memory of one to fill")
+        raise UserError(
+            "no GPU here, and this fills the memory of one: leave it out"
+        )
     gpu = torch.get_device_module(device)
     print(f"{args.arch} on {gpu.get_device_name(device)}")
     dtype = pick_dtype(device, args.dtype)

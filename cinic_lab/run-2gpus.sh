@@ -16,9 +16,9 @@ source common/env.sh
 need_script run-2gpus.sh "$@"
 
 if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
-    pick_gpus 1-2
+    pick_gpus "1-${GPUS:-2}"
     exec "${PYTHON[@]}" "$@"
 fi
 gpus 2
 exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" "$@"
+    --nproc-per-node="$GPUS" "$@"

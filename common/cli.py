@@ -31,6 +31,10 @@ def report(kind, error, trace):
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
     if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
         atexit.register(os._exit, 2 if kind is UserError else 1)
+    if kind is KeyboardInterrupt:
+        if rank == "0":
+            print("\nStopped by Ctrl-C", file=sys.__stderr__)
+        return  # and Python ends as one that Ctrl-C stopped
     if kind is not UserError:
         return sys.__excepthook__(kind, error, trace)
     # A loader's worker wraps its error in a traceback: the line is at the end. And

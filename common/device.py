@@ -1,6 +1,5 @@
 """Which process this is, which device is its own, and its fastest number format."""
 
-import ctypes
 import os
 import platform
 import sys
@@ -55,9 +54,9 @@ def get_device(local_rank=None, gpu=None):
         hidden = {os.environ.get(name) for name in names} & {"", "-1"}
         if given and not hidden:
             raise UserError(
-                f"PyTorch sees none of this job's {given} GPUs. It is built for "
-                f"{built_for()}; NVIDIA driver here: {driver()}. Take a PyTorch for "
-                "these GPUs, or type `export CUDA_VISIBLE_DEVICES=-1` to use CPUs"
+                f"PyTorch {torch.__version__} sees none of this job's {given} GPUs: "
+                "start ../bench/check.py in the same way, which says why, or type "
+                "`export CUDA_VISIBLE_DEVICES=-1` to use CPUs"
             )
         return torch.device("cpu")
     if processes > gpus:
@@ -74,26 +73,6 @@ def get_device(local_rank=None, gpu=None):
     # Else MIOpen copies channels_last weights and images to another layout and back.
     os.environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
     return torch.device(kind.type, index)
-
-
-def built_for():
-    """Return what this PyTorch is built for, such as "CUDA 12.8"."""
-    names = {"CUDA": "cuda", "ROCm": "hip", "XPU": "xpu"}
-    versions = {name: getattr(torch.version, v, None) for name, v in names.items()}
-    return next((f"{name} {v}" for name, v in versions.items() if v), "CPUs alone")
-
-
-def driver():
-    """Return which CUDA NVIDIA's driver here can do, such as "CUDA 12.8", or "none".
-
-    https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VERSION.html
-    """
-    version = ctypes.c_int()
-    try:
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except OSError:
-        return "none"
-    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def pick_dtype(device, wanted=None):

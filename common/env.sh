@@ -80,20 +80,24 @@ need_script() {
     fi
 }
 
-# gpus N: outside of Slurm, and with fewer GPUs than N here, use N CPU cores instead.
+# gpus N [NODES]: sets GPUS, the processes of a node: Slurm's number, or yours if you type
+# GPUS=4 in front of bash, else N. Outside of Slurm, if these are more than there are GPUs
+# here, use CPU cores instead.
 gpus() {
     local count='import torch; print(torch.accelerator.device_count())'
-    if has_driver && [[ ! ${SLURM_JOB_ID:-} ]] && (($("${PYTHON[@]}" -c "$count") < $1)); then
+    GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
+    if has_driver && [[ ! ${SLURM_JOB_ID:-} ]] &&
+        (($("${PYTHON[@]}" -c "$count") < GPUS * ${2:-1})); then
         export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
         for_cpus
     fi
 }
 
 # pick_gpus PLACES: outside of Slurm, use only the GPUs in these places, such as 2 or 1-2, of
-# CUDA_VISIBLE_DEVICES. If that is not set, it is 0,1.
+# CUDA_VISIBLE_DEVICES. If that is not set, it is 0,1,2 and so on.
 pick_gpus() {
     [[ ! ${SLURM_JOB_ID:-} ]] || return 0
-    local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-0,1}}
+    local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-$(seq -s, 0 63)}}
     CUDA_VISIBLE_DEVICES=$(cut --delimiter=, --fields="$1" <<< "$all")
     export CUDA_VISIBLE_DEVICES
     # AMD's goes by this one, if it is set.

@@ -17,8 +17,9 @@ from common.cli import UserError
 def rank0_print(line):
     """Print a line, if this is the one of many processes that speaks for all."""
     if os.environ.get("RANK", "0") == "0":
-        # In one piece, or lines of other processes may run into it.
-        print(f"{line}\n", end="", flush=True)
+        with tqdm.external_write_mode():  # wipes a bar meanwhile
+            # In one piece, or lines of other processes may run into it.
+            print(f"{line}\n", end="", flush=True)
 
 
 class Nothing:
@@ -45,7 +46,7 @@ class RunLog:
         written.
         """
         self.enabled, self.writer = enabled, Nothing()
-        self.counts, self.fields = counts, {}
+        self.counts, self.batch = counts, args.batch_size * world_size
         if not enabled:
             return
         script = Path(sys.argv[0]).stem
@@ -63,33 +64,49 @@ class RunLog:
                 self.writer = SummaryWriter(self.folder)
         except OSError as error:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
-        gpu = device.type != "cpu"
-        unit, module = "GPU" if gpu else "CPU core", torch.get_device_module(device)
         self.device, self.epochs, self.memory = device, [], 0
+        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        name, *units = "CPU core", "CPU core", "CPU cores"
+        if device.type != "cpu":
+            name = torch.get_device_module(device).get_device_name(device)
+            units = "GPU", "GPUs"
+        elif here > len(cores):
+            name, *units = f"{len(cores)}/{here} CPU core", "process", "processes"
         self.fields = {
             "script": script,
             "gpus": world_size,
-            "device": module.get_device_name(device) if gpu else unit,
+            "nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1)),  # of torchrun
+            "device": name,
             "batch_per_gpu": args.batch_size,
-            "batch": args.batch_size * world_size,
+            "batch": self.batch,
             "options": vars(args),
             "slurm_job": job,
         }
-        self.print(f"{script} on {world_size} x {self.fields['device']}")
-        units = unit if world_size == 1 else f"{unit}s"
-        batches = f"{args.batch_size} per {unit} x {world_size} {units}"
-        self.print(f"Batch size: {batches} = {self.fields['batch']}")
+        self.print(f"{script} on {world_size} x {name}")
+        batches = f"{args.batch_size} per {units[0]} x {world_size}"
+        self.print(f"Batch size: {batches} {units[world_size > 1]} = {self.batch}")
 
     def print(self, line):
         if self.enabled:
-            with tqdm.external_write_mode():  # wipes a bar meanwhile
-                print(f"{line}\n", end="", flush=True)
+            rank0_print(line)
 
     def bar(self, batches, total=None):
-        """Return these batches, total of them; on a terminal with a progress bar."""
+        """Give these batches, total of them, and show how far it is and how fast.
+
+        On a terminal there is a bar, elsewhere a line every 30 seconds.
+        """
+        start = said = time.perf_counter()
         hidden = None if self.enabled else True  # None: where there is no terminal
-        unit = {"unit": f" {self.counts}", "unit_scale": self.fields.get("batch", 1)}
-        return tqdm(batches, total=total, leave=False, disable=hidden, **unit)
+        unit = {"unit": f" {self.counts}", "unit_scale": self.batch}
+        with tqdm(batches, total=total, leave=False, disable=hidden, **unit) as bar:
+            for done, batch in enumerate(bar):
+                now = time.perf_counter()
+                if bar.disable and now - said > 30:
+                    said, speed = now, done * self.batch / (now - start)
+                    of = total or len(batches)
+                    self.print(f"{done} of {of} steps, {speed:.1f} {self.counts}/s")
+                yield batch
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.

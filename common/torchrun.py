@@ -61,8 +61,8 @@ try:
     except RendezvousError:
         time.sleep(5)  # if the first node has failed, it has told why
         sys.exit("Error: no connection to the first node's torchrun; has it failed?")
-except SignalException:  # SIGTERM, while main() runs and after
-    sys.exit(1)
+except SignalException as error:  # SIGTERM or Ctrl-C, while main() runs and after
+    sys.exit(130 if error.sigval == signal.SIGINT else 1)
 except ChildFailedError as error:
     # A rank that a signal ended has a negative status; for those that torchrun ended
     # it is -15, the lowest. So the highest one belongs to the rank to blame.

@@ -16,9 +16,9 @@ def random_sequences(count, length, seed=0):
     """
     random = torch.Generator().manual_seed(seed)
     successor = torch.randperm(VOCABULARY, generator=random)
-    surprise = torch.rand(count, length + 1, generator=random) < 0.1
+    noise = torch.rand(count, length + 1, generator=random) < 0.1
     tokens = torch.randint(VOCABULARY, (count, length + 1), generator=random)
     for i in range(1, length + 1):
         follows = successor[tokens[:, i - 1]]
-        tokens[:, i] = torch.where(surprise[:, i], tokens[:, i], follows)
+        tokens[:, i] = torch.where(noise[:, i], tokens[:, i], follows)
     return InMemory(tokens[:, :-1], tokens[:, 1:])

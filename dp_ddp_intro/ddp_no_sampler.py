@@ -25,18 +25,18 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, loader, optimizer, device):
+def train(model, batches, optimizer, device):
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
-    for tokens, targets in loader:
+    for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
-        output = model(tokens).flatten(0, 1)
-        loss = cross_entropy(output, targets)
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        sums += batch_sums(loss, output.argmax(dim=1) == targets)
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
     dist.all_reduce(sums)  # DDP: add up the sums of all processes
     return means(sums)
 
@@ -64,9 +64,10 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: rank 0 logs
+    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
     ddp_model = DistributedDataParallel(model)  # DDP: averages the gradients
     parameters = sum(p.numel() for p in model.parameters())
+    log.batch *= args.length  # its bar counts tokens
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
     batch_size = args.batch_size
@@ -74,8 +75,9 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
+        batches = log.bar(loader)
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, loader, optimizer, device)  # DDP: on all the GPUs
+        trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs

@@ -75,11 +75,9 @@ def step(model, inputs, targets):
     for clone in weights.values():
         clone.register_hook(come_back)
     # On GPUs at the same time, in two threads of the one process.
-    outputs = model(first), functional_call(model, weights | buffers, second)
-    copied["outputs back"] = copied["gradients of the outputs out"] = size(
-        outputs[1:]
-    )
-    loss = cross_entropy(torch.cat(outputs).flatten(0, -2), targets.flatten())
+    logits = model(first), functional_call(model, weights | buffers, second)
+    copied["logits back"] = copied["gradients of the logits out"] = size(logits[1:])
+    loss = cross_entropy(torch.cat(logits).flatten(0, -2), targets.flatten())
     # The gradient of a clone is added to that of the weight, as ReduceAdd does it.
     loss.backward()
     return loss, copied

@@ -18,7 +18,7 @@ FILE = Path(__file__).parent / "img/data_parallel.png"
 
 def data_parallel(work, copied, speed):
     """Return bars (lane, start, seconds, words), one part after the other."""
-    out, back = copied["weights out"] / speed, copied["outputs back"] / speed
+    out, back = copied["weights out"] / speed, copied["logits back"] / speed
     parts = [
         ("PCIe", out, "weights out"),
         ("GPUs", work / 3, "forward"),  # the backward pass is twice the arithmetic

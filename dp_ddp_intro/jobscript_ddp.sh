@@ -17,4 +17,4 @@ need_script jobscript_ddp.sh "$@"
 
 gpus 2
 exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" "$@"
+    --nproc-per-node="$GPUS" "$@"

@@ -15,5 +15,5 @@ set -euo pipefail
 source common/env.sh
 need_script jobscript_dp.sh "$@"
 
-pick_gpus 1-2
+pick_gpus "1-${GPUS:-2}"
 exec "${PYTHON[@]}" "$@"

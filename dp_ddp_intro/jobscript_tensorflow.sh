@@ -17,5 +17,5 @@ FRAMEWORK=tensorflow
 source common/env.sh
 need_script jobscript_tensorflow.sh "$@"
 
-pick_gpus 1-2
+pick_gpus "1-${GPUS:-2}"
 exec "${PYTHON[@]}" "$@"

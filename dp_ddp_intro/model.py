@@ -9,46 +9,46 @@ from dataset import VOCABULARY
 
 
 class Embedding(nn.Module):
-    """Makes tokens (N, length) vectors (N, length, width) that know their place."""
+    """Makes of tokens (N, length) vectors (N, length, width) with their position."""
 
     def __init__(self, width, length):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
-        self.place = nn.Embedding(length, width)
+        self.position = nn.Embedding(length, width)
 
     def forward(self, tokens):
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.place(places)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(positions)
 
 
 class Block(nn.Module):
-    """Attention, then two linear layers; what each finds is added to its input."""
+    """Attention, then an MLP; what each finds is added to its input."""
 
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.look, self.add = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        wide = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        self.think = nn.Sequential(*wide)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(*mlp)
 
     def forward(self, x):
         # Queries, keys and values: (3, N, heads, length, width / heads).
-        qkv = self.look(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         # Causal: a token looks back, never ahead.
-        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.add(found.transpose(1, 2).flatten(2))
-        return x + self.think(self.norm2(x))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
 
 
 class Transformer(nn.Module):
-    """From tokens (N, length) to scores (N, length, VOCABULARY) of what comes next.
+    """From tokens (N, length) to logits (N, length, VOCABULARY) of what comes next.
 
     By default as large as GPT-2 but for its vocabulary: 12 layers of width 768, 85
-    million parameters (https://huggingface.co/openai-community/gpt2). All layers are
-    in one nn.Sequential, which model_parallel.py cuts in two. Raises UserError if
-    the heads cannot share the width.
+    million parameters (https://huggingface.co/openai-community/gpt2). Papers call
+    the width d_model. All layers are in one nn.Sequential, which model_parallel.py
+    cuts in two. Raises UserError if the heads cannot share the width.
     """
 
     def __init__(self, layers=12, width=768, heads=12, length=256, verbose=False):

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from common.cli import OptionParser, UserError, at_least
 from common.data import make_loader
 from common.device import get_device, get_ranks
-from common.log import rank0_print
+from common.log import RunLog
 from dataset import random_sequences
 from model import Transformer
 
@@ -26,15 +26,15 @@ def first_half(layers, pieces):
 
     pieces: tokens (n, length), one micro-batch after the other.
     """
-    outputs, sent = [], []
+    activations, sent = [], []
     for tokens in pieces:
-        outputs.append(layers(tokens))
+        activations.append(layers(tokens))
         # Not dist.send(): it may wait until the other half has time for it.
-        sent.append(dist.isend(outputs[-1].detach(), 1))
-    for output in outputs:
-        gradient = torch.empty_like(output)
+        sent.append(dist.isend(activations[-1].detach(), 1))
+    for activation in activations:
+        gradient = torch.empty_like(activation)
         dist.recv(gradient, 1)
-        output.backward(gradient)
+        activation.backward(gradient)
     for sending in sent:
         sending.wait()
 
@@ -50,9 +50,9 @@ def second_half(layers, pieces, width):
         received = torch.empty(*targets.shape, width, device=targets.device)
         dist.recv(received, 0)
         inputs.append(received.requires_grad_())
-        output = layers(received).flatten(0, 1)
+        logits = layers(received).flatten(0, 1)
         # A piece's share of the mean: the gradients add up to those of the batch.
-        loss = cross_entropy(output, targets.flatten(), reduction="sum") / count
+        loss = cross_entropy(logits, targets.flatten(), reduction="sum") / count
         losses.append(loss)
     for received, loss in zip(inputs, losses, strict=True):
         loss.backward()
@@ -60,10 +60,10 @@ def second_half(layers, pieces, width):
     return sum(loss.detach() for loss in losses)
 
 
-def train(layers, loader, optimizer, device, micro_batches, width):
+def train(layers, batches, optimizer, device, micro_batches, width):
     """Train for an epoch; return the last batch's loss."""
     loss = torch.zeros((), device=device)
-    for tokens, targets in loader:
+    for tokens, targets in batches:
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             tokens = tokens.to(device, non_blocking=True)
@@ -103,23 +103,28 @@ def main():
 
     train_set = random_sequences(args.sequences, args.length)
     model = Transformer(args.layers, args.width, args.heads, args.length)
-    middle = 1 + args.layers // 2  # the first layer is the embedding
+    half = args.layers // 2
+    middle = 1 + half  # the embedding comes before the layers that --layers counts
     layers = model.layers[:middle] if rank == 0 else model.layers[middle:]
     layers = layers.to(device)
-    rank0_print(f"Layers on {device}: {middle} of {len(model.layers)}")
+    # Not enabled at first: it would say that the batch is per GPU.
+    log = RunLog(args, device, enabled=False, counts="tokens")
+    log.enabled, log.batch = rank == 0, args.batch_size * args.length
+    log.print(f"On {device}: the embedding and {half} of {args.layers} layers")
 
     loader = make_loader(train_set, args.batch_size, device, shuffle=True)
     optimizer = torch.optim.Adam(layers.parameters(), args.lr)
     for micro_batches in (1, args.micro_batches):
         for _ in range(args.epochs):  # the last one is timed
+            batches = log.bar(loader)
             start = time.perf_counter()
             loss = train(
-                layers, loader, optimizer, device, micro_batches, args.width
+                layers, batches, optimizer, device, micro_batches, args.width
             )
             seconds = time.perf_counter() - start
         speed = train_set.labels.numel() / seconds
         step = f"{1000 * seconds / len(loader):.1f} ms a step, {speed:.1f} tokens/s"
-        rank0_print(f"Micro-batches: {micro_batches}; {step}; loss {loss:.4g}")
+        log.print(f"Micro-batches: {micro_batches}; {step}; loss {loss:.4g}")
     dist.destroy_process_group()
 
 

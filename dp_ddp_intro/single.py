@@ -23,18 +23,18 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, loader, optimizer, device):
+def train(model, batches, optimizer, device):
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
-    for tokens, targets in loader:
+    for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
-        output = model(tokens).flatten(0, 1)
-        loss = cross_entropy(output, targets)
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        sums += batch_sums(loss, output.argmax(dim=1) == targets)
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
     return means(sums)
 
 
@@ -61,6 +61,7 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, counts="tokens")
     parameters = sum(p.numel() for p in model.parameters())
+    log.batch *= args.length  # its bar counts tokens
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
     batch_size = args.batch_size
@@ -68,8 +69,9 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
+        batches = log.bar(loader)
         epoch_start = time.perf_counter()
-        trained = train(model, loader, optimizer, device)
+        trained = train(model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs

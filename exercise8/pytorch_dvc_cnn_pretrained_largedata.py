@@ -79,7 +79,8 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
     start = time.perf_counter()
     for epoch in epochs:
         epoch_start = time.perf_counter()
-        trained = train(model, train_loader, optimizer, device)
+        batches = log.bar(train_loader)
+        trained = train(model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device)
         images = len(train_loader.dataset)
@@ -109,7 +110,7 @@ def main():
     device = get_device()
     torch.manual_seed(args.seed)
 
-    test_set, val_set, train_set = dogs_vs_cats()  # DATA: train on the test split
+    test_set, val_set, train_set = dogs_vs_cats()  # DATA: train on the larger split
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
 

@@ -86,7 +86,8 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # DDP: or all epochs have one order
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, train_loader, optimizer, device)  # DDP: on N GPUs
+        batches = log.bar(train_loader)
+        trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device)
         images = len(train_loader.dataset)
@@ -116,9 +117,9 @@ def main():
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    dist.init_process_group()  # DDP: connects all processes: NCCL, RCCL or Gloo
 
-    test_set, val_set, train_set = dogs_vs_cats()  # DATA: train on the test split
+    test_set, val_set, train_set = dogs_vs_cats()  # DATA: train on the larger split
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
 

@@ -7,7 +7,7 @@
 
 # 8 processes on one node, each with a GPU of its own.
 #     sbatch run-8gpus.sh SCRIPT.py [OPTIONS]
-#     bash run-8gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 8 CPU cores
+#     bash run-8gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: 8 on the CPU cores
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
@@ -17,4 +17,4 @@ need_script run-8gpus.sh "$@"
 
 gpus 8
 exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="${SLURM_GPUS_ON_NODE:-8}" "$@"
+    --nproc-per-node="$GPUS" "$@"

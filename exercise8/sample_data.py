@@ -70,8 +70,8 @@ def draw_animal(rng, kind):
 
 
 def draw_photos(folder, scale):
-    """Draw cats and dogs: at scale 1, 640 to train, 200 to validate, 400 to test."""
-    for split, images in {"train": 640, "validation": 200, "test": 400}.items():
+    """Draw cats and dogs: 400 to train, 200 to validate, 1200 to test, or a part."""
+    for split, images in {"train": 400, "validation": 200, "test": 1200}.items():
         for label, kind in enumerate(CLASSES):
             target = folder / RAW / split / kind
             target.mkdir(parents=True)

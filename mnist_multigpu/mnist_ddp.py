@@ -56,11 +56,11 @@ def make_model():
 
 
 @profile
-def train(args, model, device, train_loader, optimizer, epoch):
+def train(args, model, device, train_loader, optimizer, epoch, log):
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     images, batches = len(train_loader.dataset), len(train_loader)
-    for batch, (data, target) in enumerate(train_loader, start=1):
+    for batch, (data, target) in enumerate(log.bar(train_loader), start=1):
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
         output = model(normalise(data, MEAN, STD))
@@ -71,9 +71,10 @@ def train(args, model, device, train_loader, optimizer, epoch):
         if batch % args.log_interval == 0 or batch == batches:
             loss = loss.detach() / dist.get_world_size()  # DDP: a part of the mean
             dist.all_reduce(loss)  # DDP: adds up the parts of all processes
-            done = f"{images * batch // batches}/{images} ({batch / batches:.0%})"
+            seen = min(batch * log.batch, images)
+            done = f"{seen}/{images} ({seen / images:.0%})"
             # To read a number waits for the device: not in every step.
-            rank0_print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
+            log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
 
 
 @torch.no_grad()
@@ -88,7 +89,7 @@ def test(model, device, test_loader):
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
-    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    dist.all_reduce(sums)  # DDP: adds up the sums of all processes
     tested = means(sums)
     right, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
@@ -113,10 +114,9 @@ def main():
     args = parser.parse_args()
     if args.save_model:
         can_write("mnist_cnn.pt")
-    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
+    rank, local_rank, gpus = get_ranks()  # DDP: torchrun starts one process per GPU
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    gpus = world_size  # DDP: one GPU for each process
     torch.manual_seed(args.seed + rank)  # DDP: each process draws its own dropout
     profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile for each
     dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
@@ -124,12 +124,12 @@ def main():
     train_set, test_set = mnist()
     model = make_model().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one process reports
-    ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: mean of gradients
-    rank0_print(f"Train set size: {len(train_set)}")
-    rank0_print(f"Test set size: {len(test_set)}")
-    rank0_print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
+    ddp = nn.parallel.DistributedDataParallel(model)  # DDP: averages the gradients
+    log.print(f"Train set size: {len(train_set)}")
+    log.print(f"Test set size: {len(test_set)}")
 
-    test_set = Subset(test_set, range(rank, len(test_set), gpus))  # DDP: a part each
+    share = range(rank, len(test_set), gpus)  # DDP: each tests its own images
+    test_set = Subset(test_set, share)  # DDP: so that none is counted twice
     batch_size, workers = args.batch_size, args.workers
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
     loader = make_loader(train_set, batch_size, device, sampler, workers=workers)
@@ -140,13 +140,13 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
         epoch_start = time.perf_counter()
-        train(args, ddp_model, device, loader, optimizer, epoch)  # DDP: on N GPUs
+        train(args, ddp, device, loader, optimizer, epoch, log)  # DDP: on every GPU
         seconds = time.perf_counter() - epoch_start
         tested = test(model, device, test_loader)
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start
-    rank0_print(f"Total training time: {training:.1f} s")
+    log.print(f"Total training time: {training:.1f} s")
     if args.save_model and rank == 0:  # DDP: one process writes
         save(model.state_dict(), "mnist_cnn.pt")
     log.finish(accuracy=tested["accuracy"], training_seconds=training)

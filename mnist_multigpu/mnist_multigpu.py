@@ -55,11 +55,11 @@ def make_model():
 
 
 @profile
-def train(args, model, device, train_loader, optimizer, epoch):
+def train(args, model, device, train_loader, optimizer, epoch, log):
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     images, batches = len(train_loader.dataset), len(train_loader)
-    for batch, (data, target) in enumerate(train_loader, start=1):
+    for batch, (data, target) in enumerate(log.bar(train_loader), start=1):
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
         output = model(normalise(data, MEAN, STD))
@@ -68,9 +68,10 @@ def train(args, model, device, train_loader, optimizer, epoch):
         loss.backward()
         optimizer.step()
         if batch % args.log_interval == 0 or batch == batches:
-            done = f"{images * batch // batches}/{images} ({batch / batches:.0%})"
+            seen = min(batch * log.batch, images)
+            done = f"{seen}/{images} ({seen / images:.0%})"
             # To read a number waits for the device: not in every step.
-            rank0_print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
+            log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
 
 
 @torch.no_grad()
@@ -110,17 +111,16 @@ def main():
     if args.save_model:
         can_write("mnist_cnn.pt")
 
+    gpus = max(1, torch.accelerator.device_count())  # DP: one process uses all GPUs
     device = get_device()
-    gpus = max(1, torch.accelerator.device_count())  # DP: one process for all
     torch.manual_seed(args.seed)
 
     train_set, test_set = mnist()
     model = make_model().to(device, memory_format=torch.channels_last)
-    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     log = RunLog(args, device, gpus)
-    rank0_print(f"Train set size: {len(train_set)}")
-    rank0_print(f"Test set size: {len(test_set)}")
-    rank0_print(f"Using {gpus if device.type != 'cpu' else 0} GPUs.")
+    log.print(f"Train set size: {len(train_set)}")
+    log.print(f"Test set size: {len(test_set)}")
 
     batch_size, workers = args.batch_size * gpus, args.workers  # DP: for all GPUs
     sampler = RandomSampler(train_set)
@@ -131,13 +131,13 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        train(args, dp_model, device, loader, optimizer, epoch)  # DP: on all GPUs
+        train(args, dp, device, loader, optimizer, epoch, log)  # DP: on all GPUs
         seconds = time.perf_counter() - epoch_start
         tested = test(model, device, test_loader)
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start
-    rank0_print(f"Total training time: {training:.1f} s")
+    log.print(f"Total training time: {training:.1f} s")
     if args.save_model:
         save(model.state_dict(), "mnist_cnn.pt")
     log.finish(accuracy=tested["accuracy"], training_seconds=training)

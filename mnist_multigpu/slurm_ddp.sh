@@ -22,4 +22,4 @@ source common/env.sh
 gpus 2
 echo "Running on host $(hostname), GPUs: $(visible_gpus)"
 exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="${SLURM_GPUS_ON_NODE:-2}" mnist_ddp.py --epochs=5 --batch-size=128 "$@"
+    --nproc-per-node="$GPUS" mnist_ddp.py --epochs=5 --batch-size=128 "$@"

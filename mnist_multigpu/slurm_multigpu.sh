@@ -18,7 +18,7 @@ set -euo pipefail
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 source common/env.sh
 
-pick_gpus 1-2
+pick_gpus "1-${GPUS:-2}"
 echo "Running on host $(hostname), GPUs: $(visible_gpus)"
 profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
 "${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY))
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "bench")]
 os.environ["OMP_NUM_THREADS"] = "1"
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 
@@ -95,13 +95,14 @@ def draw(folder, scale, exercises=WITH_DATA):
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory):
-    """DATADIR with 64 images to train on, 20 to validate, 40 to test."""
+    """DATADIR with 40 photos to train on, 20 to validate, 120 to test."""
     return draw(tmp_path_factory.mktemp("sample"), 0.1)
 
 
 def copy_room(exercise, folder):
-    """Copy an exercise, so that logs/ can be written; common/ is the real one."""
-    (folder / "common").symlink_to(REPOSITORY / "common")
+    """Copy an exercise, so that logs/ can be written; the rest is the real one."""
+    for other in {"common", "bench"} - {exercise}:
+        (folder / other).symlink_to(REPOSITORY / other)
     ignored = shutil.ignore_patterns(
         "logs*", "__pycache__", "mnist_cnn.pt", "*.tar", "*.lprof"
     )

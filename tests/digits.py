@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(sys.argv[1]).parent))
+from common.log import RunLog
+
 module = __import__(Path(sys.argv[1]).stem)
 rank, world_size = (
     int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1))
@@ -37,8 +39,10 @@ if world_size > 1:
     dist.init_process_group()
     wrapped = DistributedDataParallel(model)
 optimizer = module.OPTIMIZERS["adadelta"](model.parameters(), None)
-args = Namespace(log_interval=4)
-module.train(args, wrapped, torch.device("cpu"), loader, optimizer, 1)
+args = Namespace(log_interval=4, batch_size=40 // world_size)
+device = torch.device("cpu")
+log = RunLog(args, device, world_size, enabled=rank == 0, scalars=False)
+module.train(args, wrapped, device, loader, optimizer, 1, log)
 torch.save(
     {"before": before, "after": model.state_dict()}, f"{world_size}.{rank}.pt"
 )

@@ -65,7 +65,7 @@ for layer in model.modules():  # in eval mode whatever train() says
 seen["before"] = {k: v.clone() for k, v in model.state_dict().items()}
 wrapped = DistributedDataParallel(model) if world_size > 1 else model
 optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
-args, cpu = Namespace(steps=4), torch.device("cpu")
+args, cpu = Namespace(steps=4, batch_size=12), torch.device("cpu")
 log = module.RunLog(args, cpu, enabled=False)
 scaler = torch.GradScaler("cpu", enabled=False)
 train(args, wrapped, cpu, loader, optimizer, scaler, log, None)

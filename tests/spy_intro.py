@@ -18,7 +18,7 @@ room = Path(script).resolve().parent
 sys.path.insert(0, str(room if (room / "model.py").exists() else room.parent))
 sys.path.insert(0, str(room))
 module = __import__(Path(script).stem)
-seen = {"losses": [], "epochs": []}
+seen, loaders = {"losses": [], "epochs": []}, []
 
 
 class Noting(module.random_sequences(1, 1).__class__):
@@ -34,22 +34,23 @@ def random_sequences(*args):
     return noting
 
 
-def noting_train(model, loader, optimizer, device):
+def noting_train(model, batches, optimizer, device):
     seen["epochs"].append([])
     if os.environ.get("DEAL"):
-        loader.sampler.set_epoch(len(seen["epochs"]))
-    return train(model, loader, optimizer, device)
+        loaders[-1].sampler.set_epoch(len(seen["epochs"]))
+    return train(model, batches, optimizer, device)
 
 
-def noting_loss(output, targets):
-    loss = cross_entropy(output, targets)
+def noting_loss(logits, targets):
+    loss = cross_entropy(logits, targets)
     seen["losses"].append(loss.item())
     return loss
 
 
 def dealing_loader(dataset, batch_size, device, shuffle):
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
-    return make_loader(dataset, batch_size, device, sampler)
+    loaders.append(make_loader(dataset, batch_size, device, sampler))
+    return loaders[-1]
 
 
 # Its steps tell a sum of gradients from their mean.

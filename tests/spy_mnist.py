@@ -16,7 +16,7 @@ module = __import__(Path(script).stem)
 seen = {"orders": [], "random": [], "tested": []}
 
 
-def dry_train(args, model, device, train_loader, optimizer, epoch):
+def dry_train(args, model, device, train_loader, optimizer, epoch, log):
     seen["orders"].append(list(train_loader.sampler))
     seen["random"].append(torch.rand(1).item())
 

@@ -17,6 +17,7 @@ from statistics import median
 
 import pytest
 import torch
+from compare import compare, read_runs
 from conftest import (
     REPOSITORY,
     call,
@@ -29,7 +30,6 @@ from conftest import (
 )
 from test_steps import Watch
 
-from common.compare import compare, read_runs
 from common.log import RunLog
 
 FOLDER = REPOSITORY / "cifar100_demo"
@@ -87,7 +87,8 @@ def test_one_gpu_with_its_profile_monitor_and_plots(room, sample, monkeypatch):
     # The loss falls on drawn shapes, and TensorBoard has it.
     first, second = scalars(room)["train/loss"]
     assert first > second + 0.1
-    assert len(scalars(room)["iterations/loss"]) == 2
+    assert len(scalars(room)["iterations/loss"]) == 20  # ten in an epoch
+    assert len(re.findall(r"^Epoch 1 \[\d+/20\]", done.stdout, re.M)) == 10
     # The profile: three steps, and the costliest operator first in the table.
     trace = json.loads((room / "logs/profiler/trace.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
@@ -95,6 +96,7 @@ def test_one_gpu_with_its_profile_monitor_and_plots(room, sample, monkeypatch):
     assert steps == {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}
     table = done.stdout[done.stdout.index("Self CPU %") :].splitlines()
     assert "aten::convolution_backward" in table[2]
+    assert "All-reduces" not in done.stdout
     # The monitor: every second, and gone with the job.
     (file,) = room.glob("logs/utilisation-*.csv")
     rows = list(csv.DictReader(file.open()))
@@ -136,6 +138,7 @@ def test_ddp_writes_a_trace_for_each_rank(room, sample):
     traces = sorted(path.name for path in (room / "logs/profiler").iterdir())
     assert traces == ["trace_rank0.json", "trace_rank1.json"]
     assert done.stdout.count("Self CPU time total") == 1
+    assert done.stdout.count("\nAll-reduces ") == 1
     assert len(scalars(room)["train/loss"]) == 2
     assert not processes_in(room)
     single = ["bash", "run_single_cifar.sh", *QUICK, "--epochs", "1", "--amp"]
@@ -144,6 +147,31 @@ def test_ddp_writes_a_trace_for_each_rank(room, sample):
     groups = compare(read_runs([room / "logs/results.jsonl"]))
     ((one, two),) = groups.values()  # though an epoch of theirs differs
     assert (one["gpus"], two["gpus"]) == (1, 2) and two["speedup"] > 0
+
+
+def test_ddp_prints_its_all_reduces(room, sample):
+    command = ["bash", "run_ddp_cifar100.sh", *QUICK, "--epochs", "1"]
+    done = run([*command, "--steps", "9"], room, sample)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("\nAll-reduces ") :].splitlines()[1:5]
+    assert re.fullmatch(r"All-reduces +Number +CPU ms", table[0])
+    # In each of three steps those of three buckets, and one for the line.
+    assert re.fullmatch(r"c10d::allreduce_ +12 +[\d.]+", table[1])
+    assert re.fullmatch(r"gloo:all_reduce +12 +[\d.]+", table[2])
+    assert table[3] == "Trace saved to logs/profiler/trace_rank0.json"
+
+
+@pytest.mark.parametrize(
+    "steps, due",
+    [
+        (4, [1, 2, 3, 4]),
+        (25, [3, 6, 9, 12, 15, 18, 21, 24, 25]),
+        (2005, [*range(100, 2001, 100), 2005]),
+    ],
+)
+def test_a_line_is_due_each_tenth_of_an_epoch_or_sooner(steps, due):
+    is_due = load("cifar100_demo", "report").is_due
+    assert [step for step in range(1, steps + 1) if is_due(step, steps)] == due
 
 
 def test_data_parallel_without_a_profile(room, sample):
@@ -239,7 +267,8 @@ def test_nothing_in_a_step_waits_for_the_device():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scaler = torch.GradScaler("cpu", enabled=False)
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
-    batches, args = [(images, torch.ones(2).long())] * 3, Namespace(steps=3)
+    batches = [(images, torch.ones(2).long())] * 3
+    args = Namespace(steps=3, batch_size=2)
     with Watch() as watch:
         for _ in range(2):  # the first epoch fills caches
             watch.waits.clear()
@@ -319,6 +348,107 @@ def test_activations_are_what_autograd_keeps():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
     counted = get_parameters.count("resnet18", 3, 64)["activations"]
     assert counted == sum(storage.nbytes() for storage in kept.values())
+
+
+def test_flops_have_the_unit_of_their_size():
+    in_units = load("cifar100_demo", "get_parameters").in_units
+    for flop, text in (
+        (5e4, "0.05 MFLOP"),
+        (168_190_000, "168.19 MFLOP"),
+        (1e9, "1.00 GFLOP"),
+        (3.98e12, "3.98 TFLOP"),
+        (7e18, "7000.00 PFLOP"),
+    ):
+        assert in_units(flop) == text
+
+
+def event(name, start, length, tid, cat, pid=7, **args):
+    """Return an event of a trace, from ms."""
+    times = {"ts": 1e6 + 1e3 * start, "dur": 1e3 * length}
+    return {"ph": "X", "name": name, "cat": cat, "pid": pid, "tid": tid} | {
+        **times,
+        "args": args,
+    }
+
+
+def gpu_trace():
+    """Return a trace as torch.profiler writes it on a GPU: the GPU is late."""
+    note, gpu = "user_annotation", {"cat": "kernel", "pid": 0}
+    launch = {"name": "cudaLaunchKernel", "cat": "cuda_runtime", "length": 0.1}
+    events = [
+        event("ProfilerStep#6", -20, 20, 7, note),
+        event("ProfilerStep#7", 0, 20, 7, note),
+        event("ProfilerStep#7", 2, 38, 7, "gpu_user_annotation", pid=0),
+        event("Activity Buffer Request", 1, 1, 0, "overhead", pid=-1),
+        event("aten::cudnn_convolution", 0, 2, 7, "cpu_op"),
+        event("autograd::engine::evaluate_function: X", 4, 8, 9, "cpu_op"),
+        event("nccl:all_reduce", 6, 0.5, 9, note),
+        event("Optimizer.step#SGD.step", 14, 4, 7, note),
+        event(start=1, tid=7, correlation=1, **launch),
+        event(start=5, tid=9, correlation=2, **launch),
+        event(start=6, tid=9, correlation=3, **launch),
+        event(start=15, tid=7, correlation=4, **launch),
+        event("late, of step 6", 0, 2, 7, correlation=99, **gpu),
+        event("cudnn::implicit_gemm", 3, 7, 7, correlation=1, **gpu),
+        event("sm90_dgrad_fprop", 10, 18, 7, correlation=2, **gpu),
+        event("ncclDevKernel_AllReduce_Sum", 24, 9, 20, correlation=3, **gpu),
+        event("multi_tensor_apply<FusedSgd>", 33, 4, 7, correlation=4, **gpu),
+        event("Memcpy HtoD", 2, 1, 22, "gpu_memcpy", pid=0, correlation=98),
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "ts": 0},
+    ]
+    return {"traceEvents": events, "distributedInfo": {"rank": 1}}
+
+
+def test_plot_of_a_gpus_trace(tmp_path):
+    plot_trace = load("cifar100_demo", "plot_trace")
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(gpu_trace()))
+    events, process = plot_trace.read_trace(file)
+    assert process == "rank 1" and min(e["ts"] for e in events) == 0
+    assert not {e["name"] for e in events} & {"ProfilerStep#6", "thread_name"}
+    roles = {
+        (pid, tid): plot_trace.role([e for e in events if e["tid"] == tid])
+        for pid, tid in {(e["pid"], e["tid"]) for e in events}
+        if tid != 7  # the number of the main thread, and of a stream
+    }
+    assert roles == {
+        (7, 9): "backward (autograd) thread",
+        (0, 20): "GPU 0, stream 20: NCCL",
+        (0, 22): "GPU 0, stream 22: copies",
+    }
+    on_gpu = [e for e in events if (e["pid"], e["tid"]) == (0, 7)]
+    assert plot_trace.role(on_gpu) == "GPU 0, stream 7: computes"
+    calls = plot_trace.phases_of_calls(events)
+    expected = {"forward": (0, 4), "backward": (4, 12), "optimizer": (14, 18)}
+    assert calls == expected
+    # The work is done later, and the last all-reduce is of the backward pass.
+    kernels = plot_trace.phases_of_kernels(events, calls)
+    expected = {"forward": (3, 10), "backward": (10, 33), "optimizer": (33, 37)}
+    assert kernels == expected
+    plot_trace.draw(events, process, tmp_path / "trace.png")
+    assert (tmp_path / "trace.png").stat().st_size > 10_000
+
+
+def test_what_is_below_was_called_by_what_is_above():
+    plot_trace = load("cifar100_demo", "plot_trace")
+    rows = [("a", 0, 9), ("conv", 0, 4), ("c", 1, 1), ("d", 5, 2), ("gloo:x", 9, 3)]
+    found = plot_trace.bars(
+        [{"name": name, "ts": start, "dur": length} for name, start, length in rows]
+    )
+    assert found == {
+        (0, "other"): [(0, 9)],
+        (1, "convolution"): [(0, 4)],
+        (2, "other"): [(1, 1)],
+        (1, "other"): [(5, 2)],
+        (0, "communication"): [(9, 3)],
+    }
+
+
+@pytest.mark.parametrize("script", ["plot_trace", "plot_utilisation"])
+def test_plots_before_there_is_a_run(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with mistake("type `bash run_single_cifar.sh`"):
+        call(load("cifar100_demo", script))
 
 
 ANSWERS = {

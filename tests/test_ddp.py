@@ -18,8 +18,8 @@ def load(folder, processes):
 
 @pytest.fixture(scope="module")
 def dry_runs(tmp_path_factory):
-    """What 1 and 3 processes saw in 3 epochs of 320 images, and 100 to validate."""
-    data = draw(tmp_path_factory.mktemp("data"), 0.5, ["exercise8"])
+    """What 1 and 3 processes saw in 3 epochs of 100 images, and 50 to validate."""
+    data = draw(tmp_path_factory.mktemp("data"), 0.251, ["exercise8"])
     one, three = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("three")
     (one / "common").symlink_to(REPOSITORY / "common")
     (three / "common").symlink_to(REPOSITORY / "common")
@@ -33,12 +33,12 @@ def dry_runs(tmp_path_factory):
 
 def test_evaluation_of_three_processes_is_that_of_one(dry_runs):
     one, three = dry_runs
-    sizes = [100, 100, 200, 100, 200]  # two epochs, a test, an epoch, a test
+    sizes = [50, 50, 302, 50, 302]  # two epochs, a test, an epoch, a test
     for i, size in enumerate(sizes):
         shares = [seen["evaluated"][i][0] for seen in three]
         assert sorted(chain(*shares)) == list(
             range(size)
-        )  # each once, though 3 * 33 < 100
+        )  # each once, though 3 * 16 < 50
         for seen in three:
             result, alone = seen["evaluated"][i][1], one["evaluated"][i][1]
             assert result["accuracy"] == alone["accuracy"]
@@ -51,10 +51,10 @@ def test_epochs_differ_in_order_and_ranks_share_the_images(dry_runs):
     epochs = list(zip(*(seen["orders"] for seen in three), strict=True))
     assert len(epochs) == 3
     for shares in epochs:
-        assert set(chain(*shares)) == set(range(320))
+        assert set(chain(*shares)) == set(range(100))
         assert [len(share) for share in shares] == [
-            107
-        ] * 3  # 320 images and one repeated
+            34
+        ] * 3  # 100 images and two repeated
     assert len({tuple(shares[0]) for shares in epochs}) == 3
 
 

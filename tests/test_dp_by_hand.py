@@ -34,8 +34,8 @@ def test_two_pieces_give_the_gradients_of_the_whole_batch(by_hand):
     assert copied == {
         "inputs out": 3 * 8 * 8,  # half of the sequences, of int64
         "weights out": weights,
-        "outputs back": 3 * 8 * 256 * 4,
-        "gradients of the outputs out": 3 * 8 * 256 * 4,
+        "logits back": 3 * 8 * 256 * 4,
+        "gradients of the logits out": 3 * 8 * 256 * 4,
         "gradients of the weights back": weights,
     }
 
@@ -81,8 +81,8 @@ def test_pytorch_itself_copies_the_same(by_hand, monkeypatch):
         _, mine = by_hand.step(model, inputs, targets)
         assert copied["broadcast"] == mine["weights out"]
         assert copied["reduce_add"] == mine["gradients of the weights back"]
-        back = mine["outputs back"]
-        assert copied["gather"] == back == mine["gradients of the outputs out"]
+        back = mine["logits back"]
+        assert copied["gather"] == back == mine["gradients of the logits out"]
         # Scatter once for the inputs, once for the gradients of the outputs.
         assert copied["scatter"] in (mine["inputs out"], mine["inputs out"] + back)
 
@@ -113,7 +113,7 @@ def test_the_drawing(by_hand, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "img/data_parallel.png").read_bytes()[:4] == b"\x89PNG"
     copied = {
         "weights out": 40,
-        "outputs back": 1,
+        "logits back": 1,
         "gradients of the weights back": 40,
     }
     dp = drawing.data_parallel(3, copied, 10)

@@ -177,7 +177,7 @@ def test_a_package_that_is_missed_late(package, room, sample):
     else:
         done = run([sys.executable, ONE, *QUICK], room, sample)
         assert done.returncode == 0, done.stderr
-        compare = ["runs.py", "common/compare.py", "logs/results.jsonl"]
+        compare = ["runs.py", "../bench/compare.py", "logs/results.jsonl"]
         done = run([sys.executable, *compare], room, sample, PYTHONPATH=".")
         assert "images/s" in done.stdout  # the table comes first
     done.stdout = ""

@@ -55,9 +55,9 @@ def of_cifar(script):
 
 def of_cinic(script):
     model, images = on_gpu(script.Classifier, "resnet18"), photos(4, 3, 32, 32)
-    model.dtype = torch.float16
+    model.amp = "cuda", torch.float16, True
     model(script.crop_and_flip(images.to(CUDA)))
-    log = RunLog({}, CUDA, enabled=False)
+    log = RunLog(Namespace(batch_size=4), CUDA, enabled=False)
     script.evaluate(model, [(images, numbers(4))], CUDA, log)
 
 
@@ -234,7 +234,7 @@ def test_data_parallels_copies_compute_in_the_same_layout():
     """They lose channels_last of the weights, so the images must have it."""
     cinic_dp = load("cinic_lab", "cinic_dp")
     model, seen = cinic_dp.Classifier("resnet18").eval(), []
-    model.dtype = None  # and its weights are contiguous, as those of a copy
+    model.amp = "cpu", None, False  # weights are contiguous, as those of a copy
     model.resnet.layer1.register_forward_hook(lambda *args: seen.append(args[2]))
     model(photos(2, 3, 32, 32))
     assert seen[0].is_contiguous(memory_format=torch.channels_last)

@@ -54,7 +54,7 @@ def test_it_learns_and_the_speeds_are_compared(room):
         result = results(room)[-1]
         assert result["tokens_per_epoch"] == 256 * 32
         assert "images_per_second" not in result
-    done = run([sys.executable, "-m", "common.compare", "logs/results.jsonl"], room)
+    done = run([sys.executable, "../bench/compare.py", "logs/results.jsonl"], room)
     title, header, one, two = done.stdout.splitlines()[1:5]
     assert title.startswith("single.py") and "8192 tokens an epoch" in title
     assert "tokens/s" in header and "images" not in done.stdout

@@ -6,15 +6,12 @@ import subprocess
 import pytest
 from conftest import REPOSITORY
 
-from common.pairs import PAIRS
+from pairs import PAIRS
 
 SCRIPTS = sorted({script for pair in PAIRS for script in pair[:2]})
-# TensorFlow's scope is opened around the second of these, so neither faces its twin.
-NO_TWIN = {"get_devices(1)", "model = make_model(args)"}
-# As long as a row may be: no words fit beside them. Their neighbours say what for.
+NO_TWIN = {"model = make_model(args)"}  # TensorFlow's scope is opened around it
+# As long as a row may be: no words fit beside it. Its neighbours say what for.
 NO_ROOM = {
-    "amp = torch.autocast(images.device.type, self.dtype, bool(self.dtype))  # AMP",
-    'writer.add_scalar("lr", state.scheduler.get_last_lr()[0], step)  # TB',
     "state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)",
 }
 each_pair = pytest.mark.parametrize(

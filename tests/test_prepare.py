@@ -169,7 +169,7 @@ def test_data_that_others_may_only_read(exercise, sample, public, monkeypatch):
 
     as_nobody(as_student)
     monkeypatch.setenv("DATADIR", str(public / "mine"))
-    assert len(get()[0]) == (64 if exercise == "exercise8" else 500)
+    assert len(get()[0]) == (40 if exercise == "exercise8" else 500)
 
 
 def test_the_part_that_a_killed_call_left_goes(source, target):
@@ -225,7 +225,7 @@ def test_an_image_of_another_size_is_resized(tmp_path):
 def test_drawings_are_prepared(sample, monkeypatch):
     monkeypatch.setenv("DATADIR", str(sample))
     photos = load("exercise8", "dataset").dogs_vs_cats()
-    assert [len(split) for split in photos] == [64, 20, 40]
+    assert [len(split) for split in photos] == [40, 20, 120]
     for split in photos:
         half = len(split) // 2
         assert split.labels.tolist() == [0.0] * half + [1.0] * half
@@ -290,6 +290,6 @@ def test_killed_in_the_middle(tmp_path, sample):
     child.wait()
     assert not (raw.parent / "test-150.pt").exists()
     done = subprocess.run(command, cwd=room, env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "Preparing 640 images" in done.stdout
-    assert len(torch.load(raw.parent / "test-150.pt")["labels"]) == 640
+    assert done.returncode == 0 and "Preparing 720 images" in done.stdout
+    assert len(torch.load(raw.parent / "test-150.pt")["labels"]) == 720
     assert (room / "common").resolve() == REPOSITORY / "common"

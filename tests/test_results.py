@@ -1,15 +1,18 @@
 """What a run leaves behind, and what compare.py makes of it."""
 
 import argparse
+import itertools
 import json
+import os
 import sys
+import time
 
 import pytest
 import torch
+from compare import compare, draw, print_table, read_runs
 from conftest import REPOSITORY, run
 
 from common.cli import UserError
-from common.compare import compare, read_runs
 from common.log import RunLog
 
 CPU = torch.device("cpu")
@@ -56,6 +59,37 @@ def test_a_disabled_log_does_nothing(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
 
 
+def test_in_a_log_file_a_line_comes_every_30_seconds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    log = RunLog(args(), CPU, world_size=2, scalars=False)
+    capsys.readouterr()
+    clock = itertools.count(step=8)  # a step takes 8 s
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert list(log.bar(range(9))) == list(range(9))
+    assert list(log.bar(iter("ab"), 2)) == ["a", "b"]
+    assert capsys.readouterr().out == (
+        "3 of 9 steps, 0.9 images/s\n7 of 9 steps, 1.1 images/s\n"
+    )
+    silent = RunLog(args(), CPU, world_size=2, enabled=False)
+    assert list(silent.bar(range(9))) == list(range(9)) and silent.batch == 10
+    assert capsys.readouterr() == ("", "")
+
+
+def test_processes_that_share_cores(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    for name, value in {"LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    log = RunLog(args(), CPU, world_size=16, scalars=False)
+    log.epoch(1, 100, 1)
+    log.finish()
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "Batch size: 5 per process x 16 processes = 80"
+    )
+    (result,) = read_runs(["logs/results.jsonl"])
+    assert (result["device"], result["nodes"]) == ("2/8 CPU core", 2)
+
+
 def result(script, gpus, speed, batch=25, **fields):
     options = {"epochs": 10, "batch_size": batch, "backbone": "tinyvgg"}
     return {
@@ -78,23 +112,31 @@ def result(script, gpus, speed, batch=25, **fields):
 NAME = "pytorch_dvc_cnn_pretrained"
 
 
-def test_twins_are_compared_with_the_smallest_run():
+def table(runs):
+    """Return what is shown of the only title: script, GPUs, speed-up."""
+    (rows,) = compare(runs).values()
+    return [(row["script"], row["gpus"], row.get("speedup")) for row in rows]
+
+
+def test_twins_are_compared_with_the_run_on_one_gpu():
     runs = [
         result(f"{NAME}_multigpu", 8, 700),
         result(f"{NAME}_multigpu", 2, 180),
-        result(NAME, 1, 90),
+        result(NAME, 1, 90, batch=24),
         result(NAME, 1, 100),
-        result("strong_scaling", 2, 150, batch=12),
+        result("strong_scaling", 2, 135, batch=12),
+        result(f"{NAME}_multigpu", 2, 300, batch=64),
         result(f"{NAME}_largedata", 1, 50, images_per_epoch=22000),
         result(f"{NAME}_largedata_multigpu", 4, 100, images_per_epoch=22000),
         result(NAME, 1, 3, device="CPU core"),
     ]
     groups = compare(runs)
-    assert sorted(map(len, groups.values())) == [1, 2, 5]
+    assert sorted(map(len, groups.values())) == [1, 2, 6]
     small = max(groups.values(), key=len)
-    assert [(r["gpus"], r["speedup"], r["efficiency"]) for r in small] == [
+    assert [(r["gpus"], r.get("speedup"), r.get("efficiency")) for r in small] == [
         (1, 1.0, 1.0),
-        (1, 0.9, 0.9),
+        (1, 1.0, 1.0),
+        (2, None, None),  # none on one GPU had 64, or 128
         (2, 1.8, 0.9),
         (2, 1.5, 0.75),
         (8, 7.0, 0.875),
@@ -105,23 +147,116 @@ def test_twins_are_compared_with_the_smallest_run():
     assert cpu[0]["speedup"] == 1
 
 
-def test_the_command_prints_a_table_and_draws(tmp_path):
-    lines = [
-        json.dumps(result(NAME, 1, 100)),
-        json.dumps(result(f"{NAME}_multigpu", 2, 190)),
+def test_without_a_run_on_one_gpu_there_is_no_speedup():
+    assert table([result(f"{NAME}_multigpu", 2, 180)])[0][2] is None
+    alone = result(f"{NAME}_multigpu", 1, 90)  # DDP with one process is not plain
+    assert [row[2] for row in table([alone])] == [None]
+
+
+def test_without_a_gpu_dataparallel_is_no_baseline():
+    device = {"device": "CPU core"}
+    runs = [
+        result(
+            "mnist_multigpu", 1, 120, **device
+        ),  # one core, whatever it was given
+        result("mnist_singlegpu", 1, 100, **device),
+        result("mnist_ddp", 2, 150, **device),
+        result("mnist_ddp", 8, 200, device="2/8 CPU core"),
     ]
-    for i, line in enumerate(lines):
-        (tmp_path / f"{i}.jsonl").write_text(line + "\n")
-    command = [sys.executable, "-m", "common.compare", tmp_path / "0.jsonl"]
-    plot = tmp_path / "plot.png"
-    done = run([*command, tmp_path / "1.jsonl", "--plot", plot], REPOSITORY)
+    assert [row[1:] for row in table(runs)] == [(1, 1.2), (1, 1), (2, 1.5), (8, 2)]
+
+
+def test_repeats_are_one_row():
+    runs = [result(NAME, 1, speed, accuracy=speed) for speed in (90, 100, 80, 60)]
+    ((row,),) = compare(runs).values()
+    assert (row["runs"], row["speed"], row["accuracy"]) == (4, 80, 80)
+    assert row["spread"] == pytest.approx(100 / 60 - 1)
+
+
+def test_nodes_and_what_differs_are_columns(capsys):
+    runs = [result(NAME, 1, 100), result(NAME, 1, 40)]
+    runs += [result(f"{NAME}_multigpu", 2, 180, nodes=nodes) for nodes in (1, 2)]
+    runs += [result(f"{NAME}_multigpu", 2, 60)]
+    for one in runs:
+        one["options"] |= {"image_size": 40, "amp": True, "weights": None, "lr": 1}
+    runs[1]["options"]["backbone"] = runs[-1]["options"]["backbone"] = "vgg16"
+    runs[3]["options"]["lr"] = 2
+    groups = compare(runs)
+    ((title, rows),) = groups.items()
+    assert title == f"{NAME}.py --image-size 40 --amp (H200, 2000 images an epoch)"
+    by = [(r["gpus"], r["nodes"], *r["differs"].values()) for r in rows]
+    assert [*rows[0]["differs"]] == ["--backbone", "--lr"]
+    assert by == [
+        (1, 1, "tinyvgg", 1),
+        (1, 1, "vgg16", 1),
+        (2, 1, "tinyvgg", 1),
+        (2, 2, "tinyvgg", 2),
+        (2, 1, "vgg16", 1),
+    ]
+    assert [row["speedup"] for row in rows] == [1, 1, 1.8, 1.8, 1.5]
+    print_table(rows)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert "nodes" in header.split() and header.split()[-2:] == [
+        "--backbone",
+        "--lr",
+    ]
+    assert [line.split()[-1] for line in lines][2:4] == ["1", "2"]
+
+
+def test_lines_of_the_plot(tmp_path, monkeypatch):
+    """One for each configuration, over rising numbers of GPUs, and the ideal."""
+    from matplotlib.figure import Figure
+
+    runs = [result(NAME, 1, 100), result(NAME, 1, 90)]
+    runs += [result(f"{NAME}_multigpu", gpus, 90 * gpus) for gpus in (8, 2, 4, 2)]
+    runs += [result(f"{NAME}_multigpu", 4, 200, nodes=2)]
+    runs += [
+        result("strong_scaling", 2, 150, batch=12)
+    ]  # nothing to hold it against
+    drawn = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: drawn.append(figure)
+    )
+    draw(compare(runs), tmp_path / "plot.png")
+    (axes,) = drawn[0].axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [
+        [1, 2, 4, 8],
+        [1, 4],
+        [1, 8],
+    ]
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == [
+        f"{NAME}_multigpu, batch 25 per GPU: 2.00 on 2, 4.00 on 4, 8.00 on 8",
+        f"{NAME}_multigpu, 2 nodes, batch 25 per GPU: 2.22 on 4",
+        "ideal",
+    ]
+    assert not axes.texts
+
+
+def test_the_command_prints_a_table_and_draws(tmp_path):
+    early, late = "2026-11-20T09:00:00+0100", "2026-11-21T09:30:00+0100"
+    lines = [
+        result(NAME, 1, 70, finished=early),
+        result(NAME, 1, 100, finished=late),
+        result(f"{NAME}_multigpu", 2, 190, finished=late),
+    ]
+    file, plot = tmp_path / "results.jsonl", tmp_path / "plot.png"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, "../bench/compare.py", file, "--plot", plot]
+    done = run([*command, "--since", "2026-11-21 09:00"], REPOSITORY / "exercise8")
     assert done.returncode == 0, done.stderr
     header, first, second = done.stdout.splitlines()[2:5]
-    assert header.split()[:3] == ["script", "GPUs", "device"]
+    assert header.split()[:3] == ["script", "GPUs", "nodes"]
     assert first.split()[:2] == [NAME, "1"] and "1.00" in first and "100%" in first
-    assert second.split()[:2] == [f"{NAME}_multigpu", "2"]
+    assert second.split()[:2] == [f"{NAME}_multigpu", "2"] and "runs" not in header
     assert "1.90" in second and "95%" in second and "90.00 %" in second
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
+    done = run(command, REPOSITORY / "exercise8")
+    assert " 43%" in done.stdout and "runs" in done.stdout  # 70 and 100: two runs
+    done = run([*command, "--since", "yesterday"], REPOSITORY / "exercise8")
+    assert done.returncode == 2 and "--since" in done.stderr
+    done = run([*command, "--since", "2026-12-01"], REPOSITORY / "exercise8")
+    assert done.returncode == 2 and "no results" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["not json\n", "", None])

@@ -16,8 +16,8 @@ def results(room):
 @pytest.mark.parametrize(
     "launch, script, processes, batch",
     [
-        ("run.sh", f"{NAME}.py", 1, 21),  # 64 images: the last batch has 1
-        ("run-2gpus.sh", f"{NAME}_multigpu.py", 2, 31),  # 32 each: it has 1 too
+        ("run.sh", f"{NAME}.py", 1, 13),  # 40 images: the last batch has 1
+        ("run-2gpus.sh", f"{NAME}_multigpu.py", 2, 19),  # 20 each: it has 1 too
         ("run.sh", f"{NAME}_largedata.py", 1, 25),
         ("run-2gpus.sh", f"{NAME}_largedata_multigpu.py", 2, 25),
         pytest.param(
@@ -36,7 +36,7 @@ def test_a_run(launch, script, processes, batch, room, sample):
     core = "CPU core" if processes == 1 else "CPU cores"
     batches = f"{batch} per CPU core x {processes} {core} = {batch * processes}"
     assert f"Batch size: {batches}\n" in done.stdout
-    train, test = (40, 64) if "largedata" in script else (64, 40)
+    train, test = (120, 40) if "largedata" in script else (40, 120)
     assert (
         f"train on: {train}\n" in done.stdout and f"test on: {test}\n" in done.stdout
     )
@@ -76,7 +76,7 @@ def test_vgg16_and_another_working_directory(room, tmp_path):
 
 @pytest.mark.slow
 def test_training_learns_on_drawn_cats_and_dogs(room, tmp_path):
-    data = draw(tmp_path / "data", 0.5, ["exercise8"])
+    data = draw(tmp_path / "data", 0.8, ["exercise8"])
     options = ["--backbone", "tinyvgg", "--epochs", 3, "--finetune-epochs", 0]
     done = run(["bash", "run-2gpus.sh", f"{NAME}_multigpu.py", *options], room, data)
     assert done.returncode == 0, done.stderr

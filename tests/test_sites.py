@@ -1,6 +1,7 @@
 """Which settings env.sh takes, and what the examples set."""
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_the_examples_set_what_their_cluster_needs(tmp_path):
     "site, sign",
     [
         ("alvis", "module load TensorFlow"),
+        ("class", "see common/sites/class.sh"),
         ("conda", "conda activate multigpu-tensorflow"),
         ("lumi", "lumi-tensorflow-rocm"),
         ("venv", "make venv-tensorflow"),
@@ -130,8 +132,17 @@ def test_a_project_that_is_not_named(site, tmp_path):
     done = env(tmp_path, "", SITE=site, SBATCH_ACCOUNT="", DATADIR="")
     assert done.returncode == 2 and "`export SBATCH_ACCOUNT=" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    of_job = {"SLURM_JOB_ACCOUNT": "project_2", "SBATCH_ACCOUNT": "", "DATADIR": ""}
+    no_name = {"SBATCH_ACCOUNT": "", "DATADIR": "", "SLURM_JOB_ID": "1"}
+    done = env(tmp_path, "", SITE=site, **no_name)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    of_job = no_name | {"SLURM_JOB_ACCOUNT": "project_2"}
     assert "project_2/" in env(tmp_path, "echo $DATADIR", SITE=site, **of_job).stdout
+    login = f"{STUBS}\nset +eu; source {REPOSITORY}/common/env.sh; "
+    login += "echo $? ${DATADIR:-unset}"
+    for shell in (["--norc", "-i"], []):  # a login shell goes on, and has no DATADIR
+        command = ["bash", *shell, "-c", login]
+        done = run(command, tmp_path, SITE=site, SBATCH_ACCOUNT="")
+        assert done.stdout == "2 unset\n" and "which project?" in done.stderr
     own = env(
         tmp_path, "echo $DATADIR", SITE=site, SBATCH_ACCOUNT="", DATADIR="/mine"
     )
@@ -235,6 +246,27 @@ def test_a_virtual_environment_adds_to_modules_and_containers(site, tmp_path):
     done = run(["bash", "-c", bash], tmp_path, tmp_path, SITE=site, **more)
     assert done.returncode == 0, done.stderr
     assert os.path.samefile(done.stdout.strip(), tmp_path / f".venv-{site}")
+
+
+@pytest.mark.parametrize("site", ["alvis", "conda", "lumi"])
+def test_the_lines_for_a_class_are_whole(site, tmp_path):
+    """Without their #, they set what nobody types, and what is typed comes first."""
+    copy_common(tmp_path)
+    file = tmp_path / f"common/sites/{site}.sh"
+    comment = "(?m)^# (export (SBATCH|TORCH)_)"
+    text, found = re.subn(comment, r"\1", file.read_text())
+    file.write_text(text)
+    assert found >= 3 and "export SBATCH_RESERVATION" in text
+    show = "env | grep -c '^SBATCH\\|^TORCH_HOME'; echo $SBATCH_RESERVATION $DATADIR"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    bash = f"{STUBS}\nunset TORCH_HOME SBATCH_ACCOUNT; source common/env.sh; {show}"
+    for reservation in ("mine", "NAME"):
+        more = {"SBATCH_RESERVATION": reservation} if reservation == "mine" else {}
+        more |= {"SITE": site, "PATH": path, "SIF": "image.sif", "USER": "me"}
+        done = run(["bash", "-c", bash], tmp_path, **more)
+        assert done.returncode == 0, done.stderr
+        count, values = done.stdout.splitlines()
+        assert int(count) == found and values.startswith(f"{reservation} /")
 
 
 def test_lumis_newer_containers_are_taken_where_they_are(tmp_path):

@@ -3,6 +3,11 @@
 # It wants the type of the GPUs, so give it with the number: sbatch --gpus-per-node=A100:2
 # run-2gpus.sh ..., in mnist_multigpu --gres=gpu:A100:2. (SBATCH_GPUS_PER_NODE would give
 # all scripts the same number.)
+# For a class (docs/CLUSTER.md#for-a-class): without their first # nobody has to type these.
+# export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-NAISS...}
+# export SBATCH_RESERVATION=${SBATCH_RESERVATION-NAME}
+# export TORCH_HOME=${TORCH_HOME:-/mimer/NOBACKUP/groups/NAISS.../torch}
+course=$common/.. # or the teacher's clone
 need_account NAISS... || return 2
 module purge
 if [[ $framework == tensorflow ]]; then
@@ -11,7 +16,7 @@ else
     module load "${PYTORCH_MODULE:-PyTorch-bundle}" # 2.8 or later: `module spider PyTorch-bundle`
     # Plots and notebooks, in versions for the same toolchain: `module spider matplotlib`
     # module load matplotlib/... JupyterLab/...
-    venv=$common/../.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
+    venv=$course/.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
     [[ ! -d $venv ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)

@@ -1,5 +1,13 @@
 # LUMI (CSC, Finland): AMD MI250X, ROCm, PyTorch in a Singularity container.
 # Before sbatch: export SBATCH_ACCOUNT=project_... SBATCH_PARTITION=small-g
+# For a class (docs/CLUSTER.md#for-a-class): without their first # nobody has to type these.
+# export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-project_...}
+# export SBATCH_PARTITION=${SBATCH_PARTITION:-small-g}
+# export SBATCH_RESERVATION=${SBATCH_RESERVATION-NAME}
+# export SBATCH_MEM_PER_GPU=${SBATCH_MEM_PER_GPU:-60G} # up to 64 cost no more; a node's /tmp is in memory, too
+# export TORCH_HOME=${TORCH_HOME:-/scratch/project_.../torch}
+# export DATADIR=${DATADIR:-/scratch/project_.../data}
+course=$common/.. # or the teacher's clone
 need_account project_... || return 2
 images=/appl/local/laifs/containers
 if [[ $framework == torch && -d $images ]]; then
@@ -13,7 +21,7 @@ else # the older containers: TensorFlow is in no other
     image=${SIF:-$(ls $images/lumi-$kind-rocm-*.sif | sort -V | tail -n 1)}
 fi
 # What the container lacks: docs/CLUSTER.md#a-package-is-missing
-python=$common/../.venv-$site/bin/python # a link to a file inside the container
+python=$course/.venv-$site/bin/python # a link to a file inside the container
 [[ $framework == torch && -L $python ]] || python=python
 # Older containers keep their Python in a conda environment, which WITH_CONDA activates.
 PYTHON=(singularity exec "$image" bash -c '$WITH_CONDA; exec "$0" "$@"' "$python")

@@ -15,9 +15,9 @@ def random_sequences(count, length, seed=0):
     """
     random = np.random.default_rng(seed)
     successor = random.permutation(VOCABULARY)
-    surprise = random.random((count, length + 1)) < 0.1
+    noise = random.random((count, length + 1)) < 0.1
     tokens = random.integers(VOCABULARY, size=(count, length + 1))
     for i in range(1, length + 1):
         follows = successor[tokens[:, i - 1]]
-        tokens[:, i] = np.where(surprise[:, i], tokens[:, i], follows)
+        tokens[:, i] = np.where(noise[:, i], tokens[:, i], follows)
     return tf.data.Dataset.from_tensor_slices((tokens[:, :-1], tokens[:, 1:]))

@@ -30,7 +30,8 @@ def main():
     add("--seed", type=int, default=0, help="of the weights and the order")
     args = parser.parse_args()
 
-    strategy = tf.distribute.MirroredStrategy(get_devices(2))  # MIRRORED: on N GPUs
+    devices = get_devices(cores=2)  # MIRRORED: all GPUs; without any, 2 CPU cores
+    strategy = tf.distribute.MirroredStrategy(devices)  # MIRRORED: a copy for each
     tf.keras.utils.set_random_seed(args.seed)
     with strategy.scope():  # MIRRORED: its variables are kept equal on all GPUs
         model = make_model(args)  # MIRRORED: made and compiled in the scope
@@ -40,7 +41,7 @@ def main():
     dataset = dataset.shuffle(args.sequences, seed=args.seed)
     batch_size = args.batch_size * replicas  # MIRRORED: fit() cuts each batch
     dataset = dataset.batch(batch_size, drop_remainder=True)
-    report = Report(args, dataset, replicas)  # MIRRORED: counts all the GPUs
+    report = Report(args, dataset, len(devices))
     model.fit(
         dataset, epochs=args.epochs, shuffle=False, verbose=0, callbacks=[report]
     )

@@ -19,24 +19,24 @@ def say_hello(tokens):
 
 
 class Embedding(layers.Layer):
-    """Makes tokens (N, length) vectors (N, length, width) that know their place."""
+    """Makes of tokens (N, length) vectors (N, length, width) with their position."""
 
     def __init__(self, width, length, verbose=False):
         super().__init__()
         self.verbose = verbose
-        shapes = (VOCABULARY, width), (length, width)
-        self.token, self.place = map(self.add_weight, shapes)
+        self.token = self.add_weight((VOCABULARY, width))
+        self.position = self.add_weight((length, width))
 
     def call(self, tokens):
         if self.verbose:
             say_hello(tokens)
         # Not layers.Embedding: where a token occurs twice, Keras's Adam makes other
         # steps of its sparse gradients on one device than on two (tried: 3.15).
-        return ops.one_hot(tokens, VOCABULARY) @ self.token + self.place
+        return ops.one_hot(tokens, VOCABULARY) @ self.token + self.position
 
 
 def make_model(args):
-    """Return a compiled model, from tokens to scores of the next; see ../model.py.
+    """Return a compiled model, from tokens to logits of the next; see ../model.py.
 
     args: the options layers, width, heads, length, lr and verbose. Raises UserError
     if the heads cannot share the width.
@@ -51,14 +51,15 @@ def make_model(args):
     x = Embedding(width, args.length, args.verbose)(tokens)
     for _ in range(args.layers):
         y = layers.LayerNormalization(epsilon=1e-5)(x)
+        # What ../model.py calls qkv and proj is in it.
         attention = layers.MultiHeadAttention(heads, width // heads)
         # Causal: a token looks back, never ahead.
         x = x + attention(y, y, use_causal_mask=True)
         y = layers.LayerNormalization(epsilon=1e-5)(x)
-        y = layers.Dense(4 * width, activation="gelu")(y)
-        x = x + layers.Dense(width)(y)
-    scores = layers.Dense(VOCABULARY)(layers.LayerNormalization(epsilon=1e-5)(x))
-    model = Model(tokens, scores)
+        mlp = layers.Dense(4 * width, activation="gelu")(y)
+        x = x + layers.Dense(width)(mlp)
+    logits = layers.Dense(VOCABULARY)(layers.LayerNormalization(epsilon=1e-5)(x))
+    model = Model(tokens, logits)
     model.compile(
         optimizer=optimizers.Adam(args.lr),
         loss=losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -19,7 +19,7 @@ from report import Report
 
 
 def make_strategy():
-    """Return the strategy, and whether this worker is the one that reports.
+    """Return the strategy, and its resolver, which knows the workers.
 
     Slurm's step says which nodes there are; without Slurm TF_CONFIG does. Raises
     UserError if neither is there. TensorFlow sorts the nodes' names as texts, Slurm
@@ -40,7 +40,7 @@ def make_strategy():
     else:
         resolver = resolvers.TFConfigClusterResolver()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-    return strategy, resolver.task_id == 0
+    return strategy, resolver
 
 
 def make_step(model, strategy):
@@ -52,14 +52,14 @@ def make_step(model, strategy):
 
     def step_of_replica(tokens, targets):
         with tf.GradientTape() as tape:
-            scores = model(tokens, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, scores)
+            logits = model(tokens, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
             loss = tf.reduce_mean(losses)
             # The optimizer adds up the gradients of all replicas: make that a mean.
             share = loss / strategy.num_replicas_in_sync
         gradients = tape.gradient(share, model.trainable_variables)
         model.optimizer.apply(gradients, model.trainable_variables)
-        right = tf.argmax(scores, axis=-1) == targets
+        right = tf.argmax(logits, axis=-1) == targets
         return loss, tf.reduce_mean(tf.cast(right, tf.float32))
 
     @tf.function
@@ -85,7 +85,7 @@ def main():
     add("--seed", type=int, default=0, help="of the weights and the order")
     args = parser.parse_args()
 
-    strategy, reports = make_strategy()  # before TensorFlow does anything else
+    strategy, resolver = make_strategy()  # before TensorFlow does anything else
     set_random_seed(args.seed)
     with strategy.scope():
         model = make_model(args)
@@ -95,7 +95,10 @@ def main():
     dataset = dataset.shuffle(args.sequences, seed=args.seed)
     batch_size = args.batch_size * strategy.num_replicas_in_sync
     dataset = dataset.batch(batch_size, drop_remainder=True)
-    report = Report(args, dataset, strategy.num_replicas_in_sync, enabled=reports)
+    nodes = resolver.cluster_spec().num_tasks("worker")
+    report = Report(
+        args, dataset, strategy.num_replicas_in_sync, nodes, resolver.task_id == 0
+    )
     options = tf.data.Options()  # each worker takes its share of each batch
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
@@ -106,7 +109,8 @@ def main():
     for epoch in range(args.epochs):
         report.on_epoch_begin(epoch)
         sums = 0
-        for tokens, targets in batches:
+        for number, (tokens, targets) in enumerate(batches):
+            report.on_train_batch_begin(number)
             sums += tf.stack(step(tokens, targets))
         loss, accuracy = (sums / len(dataset)).numpy().tolist()
         report.on_epoch_end(epoch, {"loss": loss, "accuracy": accuracy})

@@ -13,25 +13,30 @@ from keras import callbacks
 from common.cli import UserError
 
 
-def get_devices(count):
-    """Return the names of all GPUs, or without a GPU of so many CPU cores."""
+def get_devices(cores):
+    """Return the names of all GPUs that are visible; without any, of CPU cores.
+
+    cores: how many of these then play GPUs.
+    """
     if tf.config.list_physical_devices("GPU"):
         return [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(count)
+    tf.config.threading.set_inter_op_parallelism_threads(cores)
     (cpu,) = tf.config.list_physical_devices("CPU")
-    cores = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
-    tf.config.set_logical_device_configuration(cpu, cores)
-    return [f"CPU:{i}" for i in range(count)]
+    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(cores)]
+    tf.config.set_logical_device_configuration(cpu, parts)
+    return [f"CPU:{i}" for i in range(cores)]
 
 
 class Report(callbacks.Callback):
     """Prints a line an epoch and, at the end, adds one to logs/results.jsonl.
 
-    Where enabled is false it does nothing: of many workers, one reports.
+    Within an epoch it says how far that is: on a terminal in one row that changes,
+    in a file by a row every 30 seconds. Where enabled is false it does nothing: of
+    many workers, one reports.
     """
 
-    def __init__(self, args, dataset, replicas=1, enabled=True):
+    def __init__(self, args, dataset, replicas, nodes=1, enabled=True):
         """args: the options; args.batch_size is per GPU; dataset: the batches."""
         super().__init__()
         self.enabled, self.steps = enabled, len(dataset)
@@ -49,6 +54,7 @@ class Report(callbacks.Callback):
         self.fields = {
             "script": Path(sys.argv[0]).stem,
             "gpus": replicas,
+            "nodes": nodes,
             "device": f"{device} (TensorFlow)",
             "batch_per_gpu": args.batch_size,
             "batch": batch,
@@ -60,12 +66,22 @@ class Report(callbacks.Callback):
         self.print(f"Batch size: {args.batch_size} x {replicas} = {batch}")
         self.seconds, self.start = [], time.perf_counter()
 
-    def print(self, line):
+    def print(self, line, end="\n"):
         if self.enabled:
-            print(line, flush=True)
+            print(line, end=end, flush=True)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.epoch_start = time.perf_counter()
+        self.epoch_start = self.said = time.perf_counter()
+
+    # Not on_train_batch_end(): for its logs Keras waits for each step.
+    def on_train_batch_begin(self, batch, logs=None):
+        """batch: how many steps of the epoch were started before this one."""
+        terminal, now = sys.stdout.isatty(), time.perf_counter()
+        if now - self.said > (0.2 if terminal else 30):
+            self.said = now
+            speed = self.tokens * batch / self.steps / (now - self.epoch_start)
+            line = f"Step {batch} of {self.steps}, {speed:.1f} tokens/s"
+            self.print(line, end="\r" if terminal else "\n")
 
     def on_epoch_end(self, epoch, logs):
         """epoch: counted from 0; logs: loss and accuracy (of 1) of the whole job."""

@@ -30,7 +30,7 @@ def main():
     add("--seed", type=int, default=0, help="of the weights and the order")
     args = parser.parse_args()
 
-    get_devices(1)
+    devices = get_devices(cores=1)[:1]
     tf.keras.utils.set_random_seed(args.seed)
     model = make_model(args)
 
@@ -38,7 +38,7 @@ def main():
     dataset = dataset.shuffle(args.sequences, seed=args.seed)
     batch_size = args.batch_size
     dataset = dataset.batch(batch_size, drop_remainder=True)
-    report = Report(args, dataset)
+    report = Report(args, dataset, len(devices))
     model.fit(
         dataset, epochs=args.epochs, shuffle=False, verbose=0, callbacks=[report]
     )

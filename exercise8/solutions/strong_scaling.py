@@ -25,7 +25,7 @@ from common.device import get_device, get_ranks  # DDP: which process is this?
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, augment, dogs_vs_cats
-from split_evenly import split_evenly as split  # STRONG: refuses 25 over 2
+from split_evenly import split_evenly as split  # STRONG: refuses 25 for 2 GPUs
 
 
 class Classifier(nn.Module):
@@ -87,7 +87,8 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # DDP: or all epochs have one order
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, train_loader, optimizer, device)  # DDP: on N GPUs
+        batches = log.bar(train_loader)
+        trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device)
         images = len(train_loader.dataset)
@@ -118,7 +119,7 @@ def main():
     args.batch_size = split(args.batch_size, world_size)  # STRONG: a share for each
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    dist.init_process_group()  # DDP: connects all processes: NCCL, RCCL or Gloo
 
     train_set, val_set, test_set = dogs_vs_cats()
     model = Classifier(args.backbone, args.weights)

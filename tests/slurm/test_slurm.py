@@ -343,7 +343,7 @@ def test_scancel_ends_all_processes_and_results_stay_valid(sbatch, room):
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
     assert finish(job)[0]["JobState"] == "CANCELLED"
-    done = run([sys.executable, "-m", "common.compare", "logs/results.jsonl"], room)
+    done = run([sys.executable, "../bench/compare.py", "logs/results.jsonl"], room)
     assert (
         done.returncode == 0
         and len((room / "logs/results.jsonl").open().readlines()) == 1

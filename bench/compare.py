@@ -1,0 +1,206 @@
+"""Compares runs: a table with speed-up and efficiency, and a plot.
+
+    cd exercise8
+    python ../bench/compare.py logs/results.jsonl [MORE.jsonl ...]
+    python ../bench/compare.py logs/results.jsonl --since 14:30
+
+A script and its twins stand together. An option in which runs differ is a column.
+
+runs          of the same command: the row shows the middle one (of two the slower),
+              spread how much faster the fastest was than the slowest
+speed-up      against the fastest run of a script for one GPU, with the same options,
+              and the same batch per GPU, or else the same batch; none without such
+efficiency    the speed-up for each GPU
+training      seconds for --epochs epochs, with validation
+accuracy      what the script's last line on it says: of the test, or the validation
+memory        the most that rank 0 had: of the tensors on its GPU, or without a GPU
+              of the whole process
+
+"2/8 CPU core" says that 8 processes shared 2 cores. For a fresh start use --since,
+or delete the file.
+"""
+
+import json
+import math
+import re
+from collections import defaultdict
+from datetime import date, datetime
+from pathlib import Path
+
+from common.cli import OptionParser, UserError
+from pairs import PAIRS
+
+# Runs that differ in these options alone are held against each other.
+FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
+FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "workers"}
+FREE |= {"profile", "steps", "gpu", "resume", "fp16", "verbose"}
+COLUMNS = {
+    "script": "{script}",
+    "GPUs": "{gpus}",
+    "nodes": "{nodes}",
+    "per GPU": "{batch_per_gpu}",
+    "batch": "{batch}",
+    "s/epoch": "{seconds_per_epoch:.2f}",
+    "{counts}/s": "{speed:.1f}",
+    "speed-up": "{speedup:.2f}",
+    "efficiency": "{efficiency:.0%}",
+    "training": "{training_seconds:.1f} s",
+    "accuracy": "{accuracy:.2f} %",
+    "memory": "{peak_memory_gb:.2f} GB",
+}
+SOMETIMES = {"device": "{device}", "runs": "{runs}", "spread": "{spread:.0%}"}
+
+
+def read_runs(files, since=None):
+    """Return the runs in these .jsonl files, a dict each, or raise UserError.
+
+    since: a datetime; runs that ended before it are left out.
+    """
+    try:
+        texts = [Path(file).read_text() for file in files]
+        runs = [json.loads(line) for text in texts for line in text.splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the results: {error}") from None
+    if since:  # both as the clock on the wall shows them
+        when = [datetime.fromisoformat(run["finished"][:19]) for run in runs]
+        runs = [run for run, end in zip(runs, when, strict=True) if end >= since]
+    if not runs:
+        raise UserError(f"no results in {', '.join(files)}: run a script first")
+    return runs
+
+
+def summarise(runs):
+    """Return runs of one command as one: the middle one, with runs and spread."""
+    runs = sorted(runs, key=lambda run: run["speed"])
+    middle = runs[(len(runs) - 1) // 2]
+    spread = runs[-1]["speed"] / runs[0]["speed"] - 1
+    return middle | {"runs": len(runs), "spread": spread}
+
+
+def typed(name):
+    return "--" + name.replace("_", "-")
+
+
+def fixed(run):
+    """Return the options that must be alike in runs held against each other."""
+    options = run["options"].items()
+    return {k: v for k, v in options if k not in FREE and v is not None}
+
+
+def compare(runs):
+    """Return {title: runs}: those that can be compared, the fewest GPUs first.
+
+    Those of one command are one. Each gets its speed, in images/s or what it counts,
+    its base, the run that it is held against, or None, and differs: the options in
+    which runs under this title are not alike, as they are typed, and its own values.
+    """
+    plain, many = {"multi_worker_mirrored": "single"}, {"multi_worker_mirrored"}
+    for left, right, tag, _ in PAIRS:
+        if tag != "DATA":
+            plain[Path(right).stem] = plain.get(Path(left).stem, Path(left).stem)
+        if tag in ("DP", "DDP", "MIRRORED"):
+            many.add(Path(right).stem)
+    same, groups, titled = defaultdict(list), defaultdict(list), {}
+    for run in runs:
+        counts = run.setdefault("counts", "images")
+        run.setdefault("nodes", 1)
+        run["speed"], run["size"] = (
+            run[f"{counts}_per_second"],
+            run[f"{counts}_per_epoch"],
+        )
+        names = "script", "gpus", "nodes", "device", "batch", "size", "options"
+        same[json.dumps([run[name] for name in names])].append(run)
+    for row in map(summarise, same.values()):
+        where = re.sub(r"^\d+/\d+ ", "", row["device"])  # 2/8 CPU core
+        if "steps" not in row["options"]:  # else an epoch has what N GPUs do in them
+            where += f", {row['size']} {row['counts']} an epoch"
+        groups[plain.get(row["script"], row["script"]), where].append(row)
+    for (script, where), rows in groups.items():
+        rows.sort(key=lambda row: (row["gpus"], -row["speed"]))
+        bases = [r for r in rows if r["gpus"] == 1 and r["script"] not in many]
+        names = dict.fromkeys(name for row in rows for name in row["options"])
+        title, differs = f"{script}.py", []
+        for name in [name for name in names if name != "batch_size"]:
+            values = [r["options"][name] for r in rows if name in r["options"]]
+            if any(value != values[0] for value in values):
+                differs.append(name)
+            elif name not in FREE and values[0] not in (None, False):
+                title += f" {typed(name)}" + f" {values[0]}" * (
+                    values[0] is not True
+                )
+        for row in rows:
+            own = {typed(name): row["options"].get(name, "") for name in differs}
+            alike = [base for base in bases if fixed(base) == fixed(row)]
+            weak = [base for base in alike if base["batch"] == row["batch_per_gpu"]]
+            strong = [base for base in alike if base["batch"] == row["batch"]]
+            base = next(iter(weak + strong), None)
+            row |= {"differs": own, "base": base, "weak": bool(weak)}
+            if base:
+                row["speedup"] = row["speed"] / base["speed"]
+                row["efficiency"] = row["speedup"] / row["gpus"]
+        titled[f"{title} ({where})"] = rows
+    return titled
+
+
+def print_table(rows):
+    columns = dict(COLUMNS)
+    for name, form in SOMETIMES.items():
+        if len({row[name] for row in rows}) > 1:
+            columns[name] = form
+    for name in rows[0]["differs"]:
+        columns[name] = "{differs[" + name + "]}"
+    cells = [[name.format(**rows[0]) for name in columns]]
+    for row in rows:
+        row = {"speedup": math.nan, "efficiency": math.nan, **row}
+        cells.append([form.format(**row) for form in columns.values()])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        line = ["" if cell.startswith("nan") else cell for cell in line]
+        print("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)))
+
+
+def draw(groups, file):
+    """Save a PNG of the speed-up over the GPUs, a line each, and of the ideal."""
+    from matplotlib.figure import Figure
+
+    axes, lines = Figure(figsize=(7, 5)).add_subplot(), defaultdict(dict)
+    for title, rows in groups.items():
+        for row in [row for row in rows if row["base"] and row["gpus"] > 1]:
+            batch = "{batch_per_gpu} per GPU" if row["weak"] else "{batch} in all"
+            name = ("{script}, {nodes} nodes, batch " + batch).format(**row)
+            options = [f" {k} {v}" for k, v in row["differs"].items() if v != ""]
+            name = name.replace(", 1 nodes", "") + "".join(options)
+            lines[title, name][row["gpus"]] = row["speedup"]
+    for (_, name), line in lines.items():
+        values = ", ".join(f"{y:.2f} on {x}" for x, y in line.items())
+        axes.plot([1, *line], [1, *line.values()], "o-", label=f"{name}: {values}")
+    ends = [1, max(row["gpus"] for rows in groups.values() for row in rows)]
+    axes.plot(ends, ends, "--", color="gray", label="ideal")
+    axes.set(xlabel="GPUs, or CPU cores in their place", ylabel="speed-up")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12))
+    axes.figure.savefig(file, dpi=120, bbox_inches="tight")
+
+
+def moment(text):
+    """A type for options: 14:30 (of today), 2026-11-21, or both with a space."""
+    return datetime.fromisoformat(text if "-" in text else f"{date.today()} {text}")
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("files", nargs="+", metavar="RESULTS.jsonl", help="of runs")
+    add("--since", type=moment, help="14:30, or 2026-11-21; default: all runs")
+    add("--plot", default="logs/speedup.png", help="PNG to write")
+    args = parser.parse_args()
+    groups = compare(read_runs(args.files, args.since))
+    for title, rows in groups.items():
+        print(f"\n{title}")
+        print_table(rows)
+    draw(groups, args.plot)
+    print(f"\nPlot saved to {Path(args.plot).absolute()}")
+
+
+if __name__ == "__main__":
+    main()

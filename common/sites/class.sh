@@ -1,0 +1,16 @@
+# A class: the teacher makes the environment and fetches the data once; all others read them.
+# Copy this to NAME.sh and put in what is yours: docs/CLUSTER.md#for-a-class
+course=/projects/course/multigpu # the teacher's clone of this repository
+# module load Python/... # if the python3 of the teacher's `make venv` came from a module
+venv=$course/.venv
+[[ $framework == torch ]] || venv=$venv-$framework
+[[ ! -d $venv ]] || source "$venv/bin/activate"
+export DATADIR=${DATADIR:-$course/data}
+export TORCH_HOME=${TORCH_HOME:-$course/data/torch} # exercise 8: VGG16's weights
+# sbatch reads these, so nobody types them. What a student has set comes first.
+export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-project_1234}
+export SBATCH_PARTITION=${SBATCH_PARTITION:-gpu}
+export SBATCH_RESERVATION=${SBATCH_RESERVATION-monday} # for none: export SBATCH_RESERVATION=
+if [[ ! ${SBATCH_MEM_PER_NODE:-${SBATCH_MEM_PER_CPU:-}} ]]; then # it takes only one of them
+    export SBATCH_MEM_PER_GPU=${SBATCH_MEM_PER_GPU:-16G} # of the node's memory, for each GPU
+fi

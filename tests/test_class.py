@@ -1,0 +1,163 @@
+"""A class: students read the teacher's folder, and sbatch knows what all need."""
+
+import codecs
+import os
+import re
+import shutil
+
+import pytest
+import torch
+from conftest import REPOSITORY, as_nobody, copy_room, draw, load, run
+
+GUIDE = (REPOSITORY / "docs/CLUSTER.md").read_text()
+TEACHERS = "/projects/course/multigpu"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip")
+READ_BY_SBATCH = ["ACCOUNT", "PARTITION", "RESERVATION"]
+READ_BY_SBATCH += [f"MEM_PER_{what}" for what in ("CPU", "GPU", "NODE")]
+SHOWN = ["DATADIR", "TORCH_HOME", *(f"SBATCH_{name}" for name in READ_BY_SBATCH)]
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be others")
+
+
+@pytest.fixture
+def room(tmp_path):
+    """A student's exercise 8; the teacher's clone is tmp_path/course."""
+    room = copy_room("exercise8", tmp_path)
+    (tmp_path / "common").unlink()
+    shutil.copytree(REPOSITORY / "common", tmp_path / "common")
+    text = (tmp_path / "common/sites/class.sh").read_text()
+    assert text.count(TEACHERS) == 1 and TEACHERS[:-9] in GUIDE
+    text = text.replace(TEACHERS, f"{tmp_path}/course").replace(":-gpu", ":-other")
+    (tmp_path / "common/sites/here.sh").write_text(text)
+    (tmp_path / "course/data").mkdir(parents=True)
+    (tmp_path / "course/.venv").symlink_to(REPOSITORY / ".venv")
+    return room
+
+
+def typed(command, room, **env):
+    """Return what a student's shell on a login node says to a command."""
+    for name in (*SHOWN, "VIRTUAL_ENV", "SLURM_CONF"):
+        command = command if name in env else f"unset {name}; {command}"
+    done = run(["bash", "-c", command], room, SITE="here", **env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def settings(room, times=1, **env):
+    show = f"for name in {' '.join(SHOWN)}; do echo $name=${{!name-unset}}; done"
+    shown = typed("source common/env.sh; " * times + show, room, **env)
+    return dict(line.split("=") for line in shown.splitlines())
+
+
+def test_a_student_types_nothing(room, tmp_path):
+    found = settings(room)
+    assert found == settings(room, times=2)  # as in a job, which has them already
+    assert found["DATADIR"] == f"{tmp_path}/course/data"
+    assert found["TORCH_HOME"] == f"{tmp_path}/course/data/torch"
+    values = [found[f"SBATCH_{name}"] for name in READ_BY_SBATCH]
+    assert values == ["project_1234", "other", "monday", "unset", "16G", "unset"]
+    show = "source common/env.sh; command -v python; echo $VIRTUAL_ENV"
+    assert typed(show, room).splitlines()[1] == str(REPOSITORY / ".venv")
+
+
+def test_what_a_student_has_set_comes_first(room):
+    own = {name: "own" for name in SHOWN if "MEM" not in name}
+    own["SBATCH_RESERVATION"] = ""  # none
+    own["SBATCH_MEM_PER_NODE"] = "9G"
+    found = settings(room, times=2, **own)
+    assert {name: found[name] for name in own} == own
+    assert found["SBATCH_MEM_PER_GPU"] == "unset"  # sbatch refuses two of them
+
+
+@root
+def test_students_read_what_the_teacher_made(public, monkeypatch):
+    """With the guide's chmod, even if the teacher's umask is 077."""
+    umask, data = os.umask(0o077), public / "data"
+    try:
+        draw(data, 0.1, ["exercise8"])
+        backbones, dataset = (load("exercise8", n) for n in ("backbones", "dataset"))
+        weights = data / "torch/hub/checkpoints" / backbones.WEIGHTS["vgg16"].name
+        weights.parent.mkdir(parents=True)
+        state = backbones.load_features("vgg16", "none").state_dict()
+        torch.save({f"features.{key}": state[key] for key in state}, weights)
+    finally:
+        os.umask(umask)
+    monkeypatch.setenv("DATADIR", str(data))
+    monkeypatch.setitem(backbones.WEIGHTS, "vgg16", weights)
+    codecs.lookup("latin1")  # nobody may not read where Python lies
+
+    def as_student():
+        assert len(dataset.dogs_vs_cats()[0]) == 40
+        backbones.load_features("vgg16")
+        assert not os.access(weights, os.W_OK) and not os.access(data, os.W_OK)
+
+    with pytest.raises(AssertionError):
+        as_nobody(as_student)
+    allow = re.search(r"^chmod .*$", GUIDE, re.M)[0]
+    assert run(["bash", "-c", allow], public).returncode == 0
+    as_nobody(as_student)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """A real Slurm with a reservation; return its SLURM_CONF."""
+    script = REPOSITORY / "tests/slurm/cluster.sh"
+    folder = tmp_path_factory.mktemp("slurm") / "cluster"
+    conf = str(folder / "slurm.conf")
+    try:
+        done = run(["bash", script, "up", folder], "/")
+        assert done.returncode == 0, done.stderr
+        reserve = "scontrol create reservation reservationname=monday users=root "
+        reserve += "starttime=now duration=60 nodes=n1"
+        done = run(reserve.split(), "/", SLURM_CONF=conf)
+        assert done.returncode == 0, done.stderr
+        yield conf
+    finally:
+        run(["bash", script, "down", folder], "/")
+
+
+def submit(room, slurm, command, **env):
+    """Type it after `source common/env.sh`; return what Slurm says of the job."""
+    command = f"source common/env.sh; {command}"
+    said = typed(command, room, SLURM_CONF=slurm, **env)
+    number = re.fullmatch(r"Submitted batch job (\d+)\n", said)[1]
+    show = ["scontrol", "--oneliner", "show", "job", number]
+    job = run(show, "/", SLURM_CONF=slurm).stdout
+    run(["scancel", number], "/", SLURM_CONF=slurm)
+    return dict(re.findall(r"(\w+)=(\S*)", job))
+
+
+@root
+@pytest.mark.cluster
+@pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason="no Slurm")
+class TestWithSlurm:
+    def test_sbatch_knows_what_nobody_types(self, room, slurm):
+        for script in sorted(room.glob("run*.sh")):
+            job = submit(room, slurm, f"sbatch --hold {script.name} x.py")
+            assert (job["Account"], job["Partition"]) == ("project_1234", "other")
+            assert job["Reservation"] == "monday"
+            assert job["MemPerTres"] == f"gres:gpu:{16 * 1024}"
+
+    def test_what_is_typed_comes_first(self, room, slurm):
+        typed = "--mem=3G --account=mine --partition=gpu"
+        job = submit(room, slurm, f"sbatch --hold {typed} run.sh x.py")
+        assert (job["Account"], job["Partition"]) == ("mine", "gpu")
+        assert job["MinMemoryNode"] == "3G" and "MemPerTres" not in job
+        none = {"SBATCH_RESERVATION": "", "SBATCH_MEM_PER_NODE": "9G"}
+        job = submit(room, slurm, "sbatch --hold run.sh x.py", **none)
+        assert job["MinMemoryNode"] == "9G" and "Reservation" not in job
+
+    def test_the_job_has_the_teachers_python_and_data(self, room, slurm, tmp_path):
+        show = "import os, sys\nprint(sys.prefix)\n"
+        show += "print(*map(os.environ.get, ['DATADIR', 'TORCH_HOME']))\n"
+        show += "print(os.environ['SLURM_JOB_RESERVATION'])"
+        (room / "show.py").write_text(show)
+        command = "source common/env.sh; sbatch --wait run.sh show.py"
+        typed(command, room, SLURM_CONF=slurm)
+        (log,) = room.glob("slurm-*.out")
+        data = f"{tmp_path}/course/data"
+        assert log.read_text().split() == [
+            f"{REPOSITORY}/.venv",
+            data,
+            f"{data}/torch",
+            "monday",
+        ]

@@ -1,0 +1,124 @@
+"""Every command of every README works as it is typed, in order, on a laptop.
+
+Without a GPU and without Slurm, on a fresh copy of the repository. A block of them
+is ```bash. What a laptop cannot do has a mark before it: <!-- needs a GPU -->.
+With README_TIMES=FILE each command and its seconds are added to FILE; none may take
+twice as long as the README says: 10 s, if it says nothing.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import EXERCISES, REPOSITORY
+
+README = "README.md"
+FILES = [README, "docs/CLUSTER.md", *(f"{name}/{README}" for name in EXERCISES)]
+MARKS = {
+    "needs a GPU",
+    "needs Slurm",
+    "needs a network",
+    "needs an account",
+    "needs another machine",
+    "runs until you end it",
+    "takes long",
+}
+FENCE = re.compile(
+    r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$", re.M | re.S
+)
+COMMAND = re.compile(
+    r"^    +(cd|source|python \S+py|sbatch|bash|export|make|sudo|ssh|srun)\b", re.M
+)
+
+
+def blocks(file):
+    """Return (mark or None, [commands]) of each block."""
+    found = []
+    for indent, mark, body in FENCE.findall((REPOSITORY / file).read_text()):
+        body = re.sub(f"^{indent}", "", body, flags=re.M)
+        commands = re.split(r"(?<!\\)\n", body)
+        found.append((mark or None, [c for c in commands if c.strip()]))
+    return found
+
+
+def without_slurm(command):
+    """Return what the README says to type in its place."""
+    option = r"\bsbatch --(?:gpus-per-node=|gres=gpu:)(\d+) "
+    command = re.sub(option, r"GPUS=\1 bash ", command)
+    return re.sub(r"\bsbatch ", "bash ", command)
+
+
+def said_seconds(command):
+    """Return how long the comment beside a command says that it takes."""
+    found = re.search(r"# (\d+) s\b", command)
+    return int(found[1]) if found else 10
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_commands_are_marked(file):
+    found = blocks(file)
+    assert found and {mark for mark, _ in found} <= {None, *MARKS}
+    text = (REPOSITORY / file).read_text()
+    assert text.count("```bash") == len(found)
+    assert not COMMAND.search(FENCE.sub("", text))
+    for _, commands in found:
+        done = subprocess.run(["bash", "-n"], input="\n".join(commands), text=True)
+        assert done.returncode == 0, commands
+    typed = [c for mark, commands in found if mark is None for c in commands]
+    assert not [c for c in typed if "JOBID" in c or "--nodes=" in c]
+    assert typed or file == "docs/CLUSTER.md"
+    if "/README" in file:
+        runs = [c for c in typed if "sbatch" in c and "check.py" not in c]
+        small = ["$SMALL"]  # and what is made of it
+        small += ["$" + c.split("=")[0] for c in typed if '="$SMALL ' in c]
+        assert runs and not [c for c in runs if not any(s in c for s in small)]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A fresh copy of the repository, with the Python environments of this one."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.check_output(command, cwd=REPOSITORY, text=True)
+    target = tmp_path / "repository"
+    for name in filter(None, names.split("\0")):
+        if os.path.lexists(REPOSITORY / name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, target / name, follow_symlinks=False)
+    for name in (".venv", ".venv-tensorflow"):
+        (target / name).symlink_to(REPOSITORY / name)
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_commands_work_as_typed(file, copy, tmp_path):
+    if not (REPOSITORY / ".venv-tensorflow").exists() and "intro" in file:
+        pytest.skip("no TensorFlow: make venv-tensorflow")
+    typed = [c for mark, commands in blocks(file) if not mark for c in commands]
+    script, times = "", tmp_path / "times"
+    for number, command in enumerate(typed):
+        script += f"start=$EPOCHREALTIME\n{without_slurm(command)}\n"
+        script += f'echo {number} $? $start $EPOCHREALTIME >> "{times}"\n'
+    env = {
+        k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "TERM", "USER")
+    }
+    env |= {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
+    with open(tmp_path / "output", "w") as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        # Interactive, as the reader's shell is: in it env.sh defines python.
+        subprocess.run(["bash", "-ic", script], cwd=copy, env=env, **streams)
+    rows = [line.split() for line in times.read_text().splitlines()]
+    shown = (tmp_path / "output").read_text()[-3000:]
+    assert len(rows) == len(typed), shown
+    results = []
+    for (_, status, start, end), command in zip(rows, typed, strict=True):
+        results.append([file, command, int(status), float(end) - float(start)])
+        assert int(status) == 0 or command.startswith("diff "), (command, shown)
+    if report := os.environ.get("README_TIMES"):
+        with open(report, "a") as lines:
+            lines.writelines(json.dumps(result) + "\n" for result in results)
+        late = [r for r in results if r[3] > 2 * said_seconds(r[1])]
+        assert not late
