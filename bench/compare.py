@@ -8,15 +8,16 @@ A script and its twins stand together. An option in which runs differ is a colum
 
 runs          of the same command: the row shows the middle one (of two the slower),
               spread how much faster the fastest was than the slowest
-speed-up      against the fastest run of a script for one GPU, with the same options,
-              and the same batch per GPU, or else the same batch; none without such
+speed-up      against the fastest run of a script for one GPU with the same options,
+              but for --epochs, --lr, --seed, --optimizer and the like, and with the
+              batch in the column "against"; none without such a run
 efficiency    the speed-up for each GPU
 training      seconds for --epochs epochs, with validation
 accuracy      what the script's last line on it says: of the test, or the validation
 memory        the most that rank 0 had: of the tensors on its GPU, or without a GPU
               of the whole process
 
-"2/8 CPU core" says that 8 processes shared 2 cores. For a fresh start use --since,
+"8 share 2" says that 8 processes shared 2 CPU cores. For a fresh start use --since,
 or delete the file.
 """
 
@@ -32,8 +33,8 @@ from pairs import PAIRS
 
 # Runs that differ in these options alone are held against each other.
 FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
-FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "workers"}
-FREE |= {"profile", "steps", "gpu", "resume", "fp16", "verbose"}
+FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "resume"}
+FREE |= {"profile", "steps", "gpu"}  # what is profiled is in the first epoch
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",
@@ -48,7 +49,20 @@ COLUMNS = {
     "accuracy": "{accuracy:.2f} %",
     "memory": "{peak_memory_gb:.2f} GB",
 }
-SOMETIMES = {"device": "{device}", "runs": "{runs}", "spread": "{spread:.0%}"}
+SOMETIMES = {"against": "{against}", "device": "{device}", "runs": "{runs}"}
+SOMETIMES["spread"] = "{spread:.0%}"
+
+# Of the pairs: {script: the first of its twins}, and those that want several GPUs.
+PLAIN = {"multi_worker_mirrored": "single"}  # no pair: it writes its step out
+MANY, STRONG = {"multi_worker_mirrored"}, set()
+for left, right, tag, _ in PAIRS:
+    left, right = Path(left).stem, Path(right).stem
+    if tag != "DATA":
+        PLAIN[right] = PLAIN.get(left, left)
+    if tag in ("DP", "DDP", "MIRRORED", "STRONG"):
+        MANY.add(right)
+    if tag == "STRONG":
+        STRONG.add(right)
 
 
 def read_runs(files, since=None):
@@ -65,7 +79,10 @@ def read_runs(files, since=None):
         when = [datetime.fromisoformat(run["finished"][:19]) for run in runs]
         runs = [run for run, end in zip(runs, when, strict=True) if end >= since]
     if not runs:
-        raise UserError(f"no results in {', '.join(files)}: run a script first")
+        when = f" since {since}" if since else ""
+        raise UserError(
+            f"no results in {', '.join(files)}{when}: run a script first"
+        )
     return runs
 
 
@@ -87,6 +104,38 @@ def fixed(run):
     return {k: v for k, v in options if k not in FREE and v is not None}
 
 
+def find_base(row, rows):
+    """Return the run that a row is held against, or None, and by which batch."""
+    alike = [
+        base
+        for base in rows
+        if base["gpus"] == 1
+        and base["script"] not in MANY
+        and fixed(base) == fixed(row)
+    ]
+    ways = [("batch_per_gpu", "per GPU"), ("batch", "in all")]
+    for batch, how in reversed(ways) if row["script"] in STRONG else ways:
+        for base in alike:  # the fastest first
+            if base["batch"] == row[batch]:
+                return base, f"{row[batch]} {how}"
+    return None, ""
+
+
+def find_differences(rows):
+    """Return which options differ between rows, and the others as they are typed."""
+    names = dict.fromkeys(name for row in rows for name in row["options"])
+    differs, alike = [], ""
+    for name in [name for name in names if name != "batch_size"]:  # it has a column
+        value, *others = [row["options"].get(name) for row in rows]
+        if any(other != value for other in others):
+            differs.append(name)
+        elif name not in FREE and value not in (None, False):
+            alike += (
+                f" {typed(name)}" if value is True else f" {typed(name)} {value}"
+            )
+    return differs, alike
+
+
 def compare(runs):
     """Return {title: runs}: those that can be compared, the fewest GPUs first.
 
@@ -94,51 +143,30 @@ def compare(runs):
     its base, the run that it is held against, or None, and differs: the options in
     which runs under this title are not alike, as they are typed, and its own values.
     """
-    plain, many = {"multi_worker_mirrored": "single"}, {"multi_worker_mirrored"}
-    for left, right, tag, _ in PAIRS:
-        if tag != "DATA":
-            plain[Path(right).stem] = plain.get(Path(left).stem, Path(left).stem)
-        if tag in ("DP", "DDP", "MIRRORED"):
-            many.add(Path(right).stem)
     same, groups, titled = defaultdict(list), defaultdict(list), {}
     for run in runs:
         counts = run.setdefault("counts", "images")
         run.setdefault("nodes", 1)
-        run["speed"], run["size"] = (
-            run[f"{counts}_per_second"],
-            run[f"{counts}_per_epoch"],
-        )
+        run["speed"] = run[f"{counts}_per_second"]
+        run["size"] = run[f"{counts}_per_epoch"]
         names = "script", "gpus", "nodes", "device", "batch", "size", "options"
         same[json.dumps([run[name] for name in names])].append(run)
     for row in map(summarise, same.values()):
-        where = re.sub(r"^\d+/\d+ ", "", row["device"])  # 2/8 CPU core
+        where = re.sub(r" \(.* share .*\)", "", row["device"])
         if "steps" not in row["options"]:  # else an epoch has what N GPUs do in them
             where += f", {row['size']} {row['counts']} an epoch"
-        groups[plain.get(row["script"], row["script"]), where].append(row)
+        groups[PLAIN.get(row["script"], row["script"]), where].append(row)
     for (script, where), rows in groups.items():
         rows.sort(key=lambda row: (row["gpus"], -row["speed"]))
-        bases = [r for r in rows if r["gpus"] == 1 and r["script"] not in many]
-        names = dict.fromkeys(name for row in rows for name in row["options"])
-        title, differs = f"{script}.py", []
-        for name in [name for name in names if name != "batch_size"]:
-            values = [r["options"][name] for r in rows if name in r["options"]]
-            if any(value != values[0] for value in values):
-                differs.append(name)
-            elif name not in FREE and values[0] not in (None, False):
-                title += f" {typed(name)}" + f" {values[0]}" * (
-                    values[0] is not True
-                )
+        differs, alike = find_differences(rows)
         for row in rows:
-            own = {typed(name): row["options"].get(name, "") for name in differs}
-            alike = [base for base in bases if fixed(base) == fixed(row)]
-            weak = [base for base in alike if base["batch"] == row["batch_per_gpu"]]
-            strong = [base for base in alike if base["batch"] == row["batch"]]
-            base = next(iter(weak + strong), None)
-            row |= {"differs": own, "base": base, "weak": bool(weak)}
+            row["base"], row["against"] = base, _ = find_base(row, rows)
+            own = {typed(name): row["options"].get(name) for name in differs}
+            row["differs"] = {k: "" if v is None else v for k, v in own.items()}
             if base:
                 row["speedup"] = row["speed"] / base["speed"]
                 row["efficiency"] = row["speedup"] / row["gpus"]
-        titled[f"{title} ({where})"] = rows
+        titled[f"{script}.py{alike} ({where})"] = rows
     return titled
 
 
@@ -166,25 +194,29 @@ def draw(groups, file):
     axes, lines = Figure(figsize=(7, 5)).add_subplot(), defaultdict(dict)
     for title, rows in groups.items():
         for row in [row for row in rows if row["base"] and row["gpus"] > 1]:
-            batch = "{batch_per_gpu} per GPU" if row["weak"] else "{batch} in all"
-            name = ("{script}, {nodes} nodes, batch " + batch).format(**row)
+            nodes = f", {row['nodes']} nodes" * (row["nodes"] > 1)
             options = [f" {k} {v}" for k, v in row["differs"].items() if v != ""]
-            name = name.replace(", 1 nodes", "") + "".join(options)
+            name = (
+                f"{row['script']}{nodes}, batch {row['against']}{''.join(options)}"
+            )
             lines[title, name][row["gpus"]] = row["speedup"]
-    for (_, name), line in lines.items():
-        values = ", ".join(f"{y:.2f} on {x}" for x, y in line.items())
-        axes.plot([1, *line], [1, *line.values()], "o-", label=f"{name}: {values}")
+    for (title, name), line in lines.items():
+        label = f"{name}: " + ", ".join(f"{y:.2f} on {x}" for x, y in line.items())
+        label += f"\n{title}" * (len(groups) > 1)
+        axes.plot([1, *line], [1, *line.values()], "o-", label=label)
     ends = [1, max(row["gpus"] for rows in groups.values() for row in rows)]
     axes.plot(ends, ends, "--", color="gray", label="ideal")
     axes.set(xlabel="GPUs, or CPU cores in their place", ylabel="speed-up")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12))
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
     axes.figure.savefig(file, dpi=120, bbox_inches="tight")
 
 
 def moment(text):
     """A type for options: 14:30 (of today), 2026-11-21, or both with a space."""
-    return datetime.fromisoformat(text if "-" in text else f"{date.today()} {text}")
+    text = text if "-" in text else f"{date.today()} {text}"
+    return datetime.fromisoformat(text).replace(tzinfo=None)
 
 
 def main():

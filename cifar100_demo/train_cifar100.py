@@ -10,7 +10,6 @@ minutes: add --arch resnet18 --image-size 40.
 
 import time
 from argparse import BooleanOptionalAction
-from itertools import islice
 
 import torch
 from torch import nn, optim
@@ -52,7 +51,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
     model.train()
     total, recent = torch.zeros(2, 3, device=device)
     start = time.perf_counter()
-    batches = log.bar(islice(train_loader, args.steps), args.steps)
+    batches = log.bar(train_loader, args.steps)
     for step, (images, labels) in enumerate(batches, start=1):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -136,7 +135,8 @@ def main():
             args, model, device, train_loader, optimizer, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model, device, val_loader)
+        batches = log.bar(val_loader)
+        validated = evaluate(model, device, batches)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
         parts = {"step": step, "train": means(sums), "validation": validated}
         log.epoch(epoch, int(sums[2]), seconds, **parts)

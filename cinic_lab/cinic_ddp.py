@@ -23,8 +23,8 @@ from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: one of N
-from common.log import Nothing, RunLog  # DDP: for all other ranks
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
+from common.log import Nothing, RunLog  # DDP: Nothing writes nothing
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
 from state import State
@@ -89,7 +89,7 @@ def evaluate(model, loader, device, log):
     """Return the mean loss, and the accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in loader:
+    for images, labels in log.bar(loader):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
@@ -148,7 +148,9 @@ def main():
     while state.epoch < args.epochs:
         sampler.set_epoch(state.epoch)  # DDP: or all epochs would have one order
         epoch_start = time.perf_counter()
-        train(args, ddp_model, state, loader, device, log, writer)  # DDP: on N GPUs
+        train(
+            args, ddp_model, state, loader, device, log, writer
+        )  # DDP: on all GPUs
         seconds = time.perf_counter() - epoch_start
         for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
             dist.broadcast(buffer, 0)  # DDP: go to all, so all evaluate one model

@@ -86,7 +86,7 @@ def evaluate(model, loader, device, log):
     """Return the mean loss, and the accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in loader:
+    for images, labels in log.bar(loader):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)

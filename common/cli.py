@@ -24,17 +24,15 @@ def report(kind, error, trace):
     rank, text = os.environ.get("RANK", "0"), str(error)
     if (kind is UserError and rank != "0") or "peer" in text or "NCCL" in text:
         time.sleep(5)
-    if kind is ModuleNotFoundError and error.name in ("tensorboard", "matplotlib"):
+    if getattr(error, "name", "") in ("tensorboard", "matplotlib", "tqdm"):
         kind, text = UserError, f"no {error.name}: `source common/env.sh` tells more"
     if kind.__module__.startswith("wandb."):  # no key, or no network
         kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
     if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
         atexit.register(os._exit, 2 if kind is UserError else 1)
-    if kind is KeyboardInterrupt:
-        if rank == "0":
-            print("\nStopped by Ctrl-C", file=sys.__stderr__)
-        return  # and Python ends as one that Ctrl-C stopped
+    if kind is KeyboardInterrupt:  # and Python ends as one that Ctrl-C stopped
+        return rank == "0" and print("\nStopped by Ctrl-C", file=sys.__stderr__)
     if kind is not UserError:
         return sys.__excepthook__(kind, error, trace)
     # A loader's worker wraps its error in a traceback: the line is at the end. And

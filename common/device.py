@@ -43,9 +43,7 @@ def get_device(local_rank=None, gpu=None):
     kind = torch.accelerator.current_accelerator()
     gpus = torch.accelerator.device_count()
     if gpu is not None and gpu >= gpus:
-        raise UserError(
-            f"no GPU {gpu} here: there are {gpus}, and the first is number 0"
-        )
+        raise UserError(f"no GPU {gpu} here: there are {gpus}, counted from 0")
     # Asked in this way, PyTorch warns of a driver that is too old for it.
     there = kind and torch.get_device_module(kind).is_available()
     if not there or kind.type == "mps":

@@ -5,8 +5,9 @@
 common=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # A job is told the name of its cluster; on a login node it is in Slurm's configuration.
 conf=${SLURM_CONF:-/etc/slurm/slurm.conf}
-cluster=${SLURM_CLUSTER_NAME:-$(sed -n 's/^ *ClusterName *= *//Ip' "$conf" 2> /dev/null || true)}
-site=${SITE:-${cluster:-venv}}
+name='s/^ *ClusterName *= *\([^ #]*\).*/\1/Ip'
+cluster=${SLURM_CLUSTER_NAME:-$(sed -n "$name" "$conf" 2> /dev/null || true)}
+site=${SITE:-${cluster,,}} site=${site:-venv} # the files' names are in small letters
 if [[ ! -f $common/sites/$site.sh && ! ${SITE:-} ]]; then
     site=venv
 fi
@@ -69,6 +70,10 @@ export PYTHONUNBUFFERED=1
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2} TF_ENABLE_ONEDNN_OPTS=0
 # torch.profiler: no messages of its own; one is an ERROR that there is no GPU.
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
+if [[ ! ${GPUS:-1} =~ ^[1-9][0-9]*$ ]]; then
+    echo "Error: GPUS=$GPUS: type a number, such as GPUS=4" >&2
+    return 2
+fi
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
@@ -88,6 +93,7 @@ gpus() {
     GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
     if has_driver && [[ ! ${SLURM_JOB_ID:-} ]] &&
         (($("${PYTHON[@]}" -c "$count") < GPUS * ${2:-1})); then
+        echo "Fewer GPUs here than $((GPUS * ${2:-1})): CPU cores play them" >&2
         export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
         for_cpus
     fi

@@ -6,6 +6,7 @@ import resource
 import statistics
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -45,8 +46,8 @@ class RunLog:
         what its speed counts, say "tokens". Raises UserError if logs/ cannot be
         written.
         """
-        self.enabled, self.writer = enabled, Nothing()
-        self.counts, self.batch = counts, args.batch_size * world_size
+        self.enabled, self.writer, self.counts = enabled, Nothing(), counts
+        self.batch, self.world_size = args.batch_size * world_size, world_size
         if not enabled:
             return
         script = Path(sys.argv[0]).stem
@@ -65,18 +66,18 @@ class RunLog:
         except OSError as error:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
         self.device, self.epochs, self.memory = device, [], 0
-        cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0)
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        name, *units = "CPU core", "CPU core", "CPU cores"
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # as torchrun counts them
+        here = world_size // nodes if job else world_size  # a laptop plays all nodes
+        name, unit, cores = "CPU core", "CPU core", os.cpu_count()
         if device.type != "cpu":
-            name = torch.get_device_module(device).get_device_name(device)
-            units = "GPU", "GPUs"
-        elif here > len(cores):
-            name, *units = f"{len(cores)}/{here} CPU core", "process", "processes"
+            module, unit = torch.get_device_module(device), "GPU"
+            name = module.get_device_name(device)
+        elif here > cores:
+            name, unit = f"CPU core ({here} share {cores})", "rank"
         self.fields = {
             "script": script,
             "gpus": world_size,
-            "nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1)),  # of torchrun
+            "nodes": nodes,
             "device": name,
             "batch_per_gpu": args.batch_size,
             "batch": self.batch,
@@ -84,29 +85,32 @@ class RunLog:
             "slurm_job": job,
         }
         self.print(f"{script} on {world_size} x {name}")
-        batches = f"{args.batch_size} per {units[0]} x {world_size}"
-        self.print(f"Batch size: {batches} {units[world_size > 1]} = {self.batch}")
+        batches = f"{args.batch_size} per {unit} x {world_size} {unit}"
+        self.print(f"Batch size: {batches}{'s' * (world_size > 1)} = {self.batch}")
 
     def print(self, line):
         if self.enabled:
             rank0_print(line)
 
-    def bar(self, batches, total=None):
-        """Give these batches, total of them, and show how far it is and how fast.
+    def bar(self, loader, steps=None):
+        """Give a loader's batches, steps of them or all, (inputs, labels) each.
 
-        On a terminal there is a bar, elsewhere a line every 30 seconds.
+        Meanwhile a bar moves on a terminal; elsewhere a line comes every 30 seconds.
         """
+        steps, seen = steps or len(loader), 0
         start = said = time.perf_counter()
-        hidden = None if self.enabled else True  # None: where there is no terminal
-        unit = {"unit": f" {self.counts}", "unit_scale": self.batch}
-        with tqdm(batches, total=total, leave=False, disable=hidden, **unit) as bar:
-            for done, batch in enumerate(bar):
-                now = time.perf_counter()
-                if bar.disable and now - said > 30:
-                    said, speed = now, done * self.batch / (now - start)
-                    of = total or len(batches)
-                    self.print(f"{done} of {of} steps, {speed:.1f} {self.counts}/s")
-                yield batch
+        form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
+        hide = None if self.enabled else True  # None: where there is no terminal
+        with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
+            for step, (inputs, labels) in enumerate(islice(loader, steps), start=1):
+                yield inputs, labels
+                seen += labels.numel() * self.world_size
+                speed = f"{seen / (time.perf_counter() - start):.1f} {self.counts}/s"
+                bar.set_postfix_str(speed, refresh=False)
+                bar.update()
+                if bar.disable and time.perf_counter() - said > 30:
+                    said = time.perf_counter()
+                    self.print(f"{step} of {steps} steps, {speed}")
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
@@ -139,8 +143,7 @@ class RunLog:
         those after are fine-tuning.
         """
         if not self.enabled:
-            # main() ends next, and frees the process group: see leave() in cli.py.
-            time.sleep(0.1)
+            time.sleep(0.1)  # main() frees the process group next: see cli.leave()
             return
         epochs = self.epochs[: self.fields["options"]["epochs"]]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)

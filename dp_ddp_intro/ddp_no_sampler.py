@@ -67,7 +67,6 @@ def main():
     log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
     ddp_model = DistributedDataParallel(model)  # DDP: averages the gradients
     parameters = sum(p.numel() for p in model.parameters())
-    log.batch *= args.length  # its bar counts tokens
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
     batch_size = args.batch_size
@@ -75,7 +74,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        batches = log.bar(loader)
+        batches = loader if args.verbose else log.bar(loader)
         epoch_start = time.perf_counter()
         trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start

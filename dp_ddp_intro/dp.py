@@ -63,7 +63,6 @@ def main():
     log = RunLog(args, device, gpus, counts="tokens")  # DP: one log, of all GPUs
     dp_model = torch.nn.DataParallel(model)  # DP: copied to all GPUs in each step
     parameters = sum(p.numel() for p in model.parameters())
-    log.batch *= args.length  # its bar counts tokens
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
     batch_size = args.batch_size * gpus  # DP: it deals out each batch over the GPUs
@@ -71,7 +70,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        batches = log.bar(loader)
+        batches = loader if args.verbose else log.bar(loader)
         epoch_start = time.perf_counter()
         trained = train(dp_model, batches, optimizer, device)  # DP: cuts each batch
         seconds = time.perf_counter() - epoch_start

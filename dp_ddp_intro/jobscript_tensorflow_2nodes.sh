@@ -30,6 +30,7 @@ worker() { # a process that thinks it is the worker of this number
     pick_gpus $(($1 + 1))
     exec "${PYTHON[@]}" "${@:2}"
 }
+trap 'printf "\nStopped by Ctrl-C\n" >&2; exit 130' INT # what runs in the background gets none
 worker 0 "$@" & first=$!
 worker 1 "$@" & second=$!
 trap 'kill $first $second 2>/dev/null || true' EXIT

@@ -109,7 +109,7 @@ def main():
     layers = layers.to(device)
     # Not enabled at first: it would say that the batch is per GPU.
     log = RunLog(args, device, enabled=False, counts="tokens")
-    log.enabled, log.batch = rank == 0, args.batch_size * args.length
+    log.enabled = rank == 0
     log.print(f"On {device}: the embedding and {half} of {args.layers} layers")
 
     loader = make_loader(train_set, args.batch_size, device, shuffle=True)

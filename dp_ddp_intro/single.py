@@ -61,7 +61,6 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, counts="tokens")
     parameters = sum(p.numel() for p in model.parameters())
-    log.batch *= args.length  # its bar counts tokens
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
     batch_size = args.batch_size
@@ -69,7 +68,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        batches = log.bar(loader)
+        batches = loader if args.verbose else log.bar(loader)
         epoch_start = time.perf_counter()
         trained = train(model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start

@@ -89,7 +89,7 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
         batches = log.bar(train_loader)
         trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model, val_loader, device)
+        validated = evaluate(model, log.bar(val_loader), device)
         images = len(train_loader.dataset)
         log.epoch(epoch, images, seconds, train=trained, validation=validated)
     return time.perf_counter() - start
@@ -143,7 +143,7 @@ def main():
     epochs = range(1, args.epochs + 1)
     training = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
     log.print(f"Total training time: {training:.1f} s")
-    accuracy = evaluate(model, test_loader, device)["accuracy"]
+    accuracy = evaluate(model, log.bar(test_loader), device)["accuracy"]
     log.print(f"Testing (pretrained, before fine-tuning): accuracy {accuracy:.2f} %")
 
     # Fine-tuning: the last block of convolutions is trained too.
@@ -152,7 +152,7 @@ def main():
     epochs = range(args.epochs + 1, args.epochs + args.finetune_epochs + 1)
     tuning = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
     log.print(f"Total fine-tuning time: {tuning:.1f} s")
-    accuracy = evaluate(model, test_loader, device)["accuracy"]
+    accuracy = evaluate(model, log.bar(test_loader), device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
     log.finish(accuracy=accuracy, training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened

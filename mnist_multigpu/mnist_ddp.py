@@ -142,7 +142,7 @@ def main():
         epoch_start = time.perf_counter()
         train(args, ddp, device, loader, optimizer, epoch, log)  # DDP: on every GPU
         seconds = time.perf_counter() - epoch_start
-        tested = test(model, device, test_loader)
+        tested = test(model, device, log.bar(test_loader))
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start

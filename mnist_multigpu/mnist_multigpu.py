@@ -133,7 +133,7 @@ def main():
         epoch_start = time.perf_counter()
         train(args, dp, device, loader, optimizer, epoch, log)  # DP: on all GPUs
         seconds = time.perf_counter() - epoch_start
-        tested = test(model, device, test_loader)
+        tested = test(model, device, log.bar(test_loader))
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start

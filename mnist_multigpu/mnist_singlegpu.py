@@ -132,7 +132,7 @@ def main():
         epoch_start = time.perf_counter()
         train(args, model, device, loader, optimizer, epoch, log)
         seconds = time.perf_counter() - epoch_start
-        tested = test(model, device, test_loader)
+        tested = test(model, device, log.bar(test_loader))
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from keyword import kwlist
 
 import pytest
 from conftest import REPOSITORY
@@ -53,7 +54,10 @@ def first_names(row, tag):
     if setting := re.match(r"([\w., ]+?) = ", row):
         return {*setting[1].split(", ")}
     begins = re.match(r"(?:from )?([\w.]+)", row)[1]
-    return {begins, *re.findall(r"(\w+)\(", row.split("#")[0])}
+    code = row.split("#")[0]
+    if begins in kwlist:  # such as return
+        return {*re.findall(r"\w+", code)} - {*kwlist, "self"}
+    return {begins, *re.findall(r"(\w+)\(", code)}
 
 
 @each_pair

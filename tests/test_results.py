@@ -1,7 +1,6 @@
 """What a run leaves behind, and what compare.py makes of it."""
 
 import argparse
-import itertools
 import json
 import os
 import sys
@@ -63,31 +62,38 @@ def test_in_a_log_file_a_line_comes_every_30_seconds(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     log = RunLog(args(), CPU, world_size=2, scalars=False)
     capsys.readouterr()
-    clock = itertools.count(step=8)  # a step takes 8 s
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    assert list(log.bar(range(9))) == list(range(9))
-    assert list(log.bar(iter("ab"), 2)) == ["a", "b"]
-    assert capsys.readouterr().out == (
-        "3 of 9 steps, 0.9 images/s\n7 of 9 steps, 1.1 images/s\n"
-    )
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    class Slow(list):
+        def __iter__(self):
+            for batch in super().__iter__():
+                clock[0] += 8
+                yield batch
+
+    loader = Slow((torch.zeros(5, 3), torch.zeros(5)) for _ in range(9))
+    assert [*log.bar(loader)] == loader
+    assert [*log.bar(loader, 2)] == loader[:2]
+    lines = "4 of 9 steps, 1.2 images/s", "8 of 9 steps, 1.2 images/s", ""
+    assert capsys.readouterr().out == "\n".join(lines)
     silent = RunLog(args(), CPU, world_size=2, enabled=False)
-    assert list(silent.bar(range(9))) == list(range(9)) and silent.batch == 10
+    assert [*silent.bar(loader)] == loader and silent.batch == 10
     assert capsys.readouterr() == ("", "")
 
 
 def test_processes_that_share_cores(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    for name, value in {"LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)  # so both nodes are here
     log = RunLog(args(), CPU, world_size=16, scalars=False)
     log.epoch(1, 100, 1)
     log.finish()
     assert capsys.readouterr().out.splitlines()[1] == (
-        "Batch size: 5 per process x 16 processes = 80"
+        "Batch size: 5 per rank x 16 ranks = 80"
     )
     (result,) = read_runs(["logs/results.jsonl"])
-    assert (result["device"], result["nodes"]) == ("2/8 CPU core", 2)
+    assert (result["device"], result["nodes"]) == ("CPU core (16 share 2)", 2)
 
 
 def result(script, gpus, speed, batch=25, **fields):
@@ -149,8 +155,21 @@ def test_twins_are_compared_with_the_run_on_one_gpu():
 
 def test_without_a_run_on_one_gpu_there_is_no_speedup():
     assert table([result(f"{NAME}_multigpu", 2, 180)])[0][2] is None
-    alone = result(f"{NAME}_multigpu", 1, 90)  # DDP with one process is not plain
-    assert [row[2] for row in table([alone])] == [None]
+    for script in (
+        f"{NAME}_multigpu",
+        "strong_scaling",
+    ):  # with one process: not plain
+        assert [row[2] for row in table([result(script, 1, 90)])] == [None]
+    runs = [result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 180)]
+    runs[1]["options"]["workers"] = 7  # one had help that the other had not
+    assert [row[2] for row in table(runs)] == [1, None]
+
+
+def test_strong_scaling_is_held_against_the_whole_batch():
+    runs = [result(NAME, 1, 100), result(NAME, 1, 160, batch=200)]
+    runs.append(result("strong_scaling", 8, 800))
+    rows = [row for rows in compare(runs).values() for row in rows]
+    assert (rows[2]["speedup"], rows[2]["against"]) == (5, "200 in all")
 
 
 def test_without_a_gpu_dataparallel_is_no_baseline():
@@ -161,7 +180,7 @@ def test_without_a_gpu_dataparallel_is_no_baseline():
         ),  # one core, whatever it was given
         result("mnist_singlegpu", 1, 100, **device),
         result("mnist_ddp", 2, 150, **device),
-        result("mnist_ddp", 8, 200, device="2/8 CPU core"),
+        result("mnist_ddp", 8, 200, device="CPU core (8 share 2)"),
     ]
     assert [row[1:] for row in table(runs)] == [(1, 1.2), (1, 1), (2, 1.5), (8, 2)]
 
@@ -217,7 +236,7 @@ def test_lines_of_the_plot(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *_, **__: drawn.append(figure)
     )
-    draw(compare(runs), tmp_path / "plot.png")
+    draw(compare(runs), tmp_path / "new/plot.png")
     (axes,) = drawn[0].axes
     assert [list(line.get_xdata()) for line in axes.lines] == [
         [1, 2, 4, 8],

@@ -121,7 +121,9 @@ def test_sourcing_it_wrongly_does_not_end_a_login_shell(tmp_path):
 
 def test_a_login_node_knows_the_name_of_its_cluster(tmp_path):
     conf = tmp_path / "slurm.conf"
-    conf.write_text("# ClusterName=lumi\nclustername = alvis\nSlurmctldHost=head\n")
+    conf.write_text(
+        "# ClusterName=lumi\nclustername = Alvis # ours\nSlurmctldHost=head\n"
+    )
     assert "module load PyTorch" in env(tmp_path, "", SLURM_CONF=str(conf)).stderr
     job = {"SLURM_CONF": str(conf), "SLURM_CLUSTER_NAME": "lumi"}
     assert "singularity-AI-bindings" in env(tmp_path, "", **job).stderr

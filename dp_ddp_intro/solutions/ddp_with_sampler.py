@@ -68,7 +68,6 @@ def main():
     log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
     ddp_model = DistributedDataParallel(model)  # DDP: averages the gradients
     parameters = sum(p.numel() for p in model.parameters())
-    log.batch *= args.length  # its bar counts tokens
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
@@ -78,7 +77,7 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
-        batches = log.bar(loader)
+        batches = loader if args.verbose else log.bar(loader)
         epoch_start = time.perf_counter()
         trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start

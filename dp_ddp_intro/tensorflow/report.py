@@ -81,7 +81,7 @@ class Report(callbacks.Callback):
             self.said = now
             speed = self.tokens * batch / self.steps / (now - self.epoch_start)
             line = f"Step {batch} of {self.steps}, {speed:.1f} tokens/s"
-            self.print(line, end="\r" if terminal else "\n")
+            self.print(line, end="\033[K\r" if terminal else "\n")
 
     def on_epoch_end(self, epoch, logs):
         """epoch: counted from 0; logs: loss and accuracy (of 1) of the whole job."""
