@@ -148,9 +148,7 @@ def main():
     while state.epoch < args.epochs:
         sampler.set_epoch(state.epoch)  # DDP: or all epochs would have one order
         epoch_start = time.perf_counter()
-        train(
-            args, ddp_model, state, loader, device, log, writer
-        )  # DDP: on all GPUs
+        train(args, ddp_model, state, loader, device, log, writer)  # DDP: on N GPUs
         seconds = time.perf_counter() - epoch_start
         for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
             dist.broadcast(buffer, 0)  # DDP: go to all, so all evaluate one model

@@ -131,8 +131,9 @@ def submit(room, slurm, command, **env):
 @pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason="no Slurm")
 class TestWithSlurm:
     def test_sbatch_knows_what_nobody_types(self, room, slurm):
-        for script in sorted(room.glob("run*.sh")):
-            job = submit(room, slurm, f"sbatch --hold {script.name} x.py")
+        scripts = [*room.glob("run*.sh"), *REPOSITORY.glob("mnist_multigpu/*.sh")]
+        for script in sorted(scripts):  # some say --gpus-per-node, some --gres
+            job = submit(room, slurm, f"sbatch --hold {script} x.py")
             assert (job["Account"], job["Partition"]) == ("project_1234", "other")
             assert job["Reservation"] == "monday"
             assert job["MemPerTres"] == f"gres:gpu:{16 * 1024}"
