@@ -24,6 +24,8 @@ or delete the file.
 import json
 import math
 import re
+import signal
+import sys
 from collections import defaultdict
 from datetime import date, datetime
 from pathlib import Path
@@ -35,6 +37,17 @@ from pairs import PAIRS
 FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gamma"}
 FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "resume"}
 FREE |= {"profile", "steps", "gpu"}  # what is profiled is in the first epoch
+# Runs that are alike in these are repeats.
+KEY = (
+    "script",
+    "gpus",
+    "nodes",
+    "device",
+    "batch_per_gpu",
+    "batch",
+    "size",
+    "options",
+)
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",
@@ -68,22 +81,49 @@ for left, right, tag, _ in PAIRS:
 def read_runs(files, since=None):
     """Return the runs in these .jsonl files, a dict each, or raise UserError.
 
-    since: a datetime; runs that ended before it are left out.
+    since: a datetime; runs that ended before it are left out. A line that is no run
+    is named, and left out.
     """
-    try:
-        texts = [Path(file).read_text() for file in files]
-        runs = [json.loads(line) for text in texts for line in text.splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the results: {error}") from None
-    if since:  # both as the clock on the wall shows them
-        when = [datetime.fromisoformat(run["finished"][:19]) for run in runs]
-        runs = [run for run, end in zip(runs, when, strict=True) if end >= since]
+    runs = []
+    for file in files:
+        try:
+            lines = Path(file).read_text(errors="replace").splitlines()
+        except OSError as error:
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
+        for number, line in enumerate(lines, start=1):
+            try:
+                run = prepare(json.loads(line))
+            except (ValueError, TypeError, LookupError, AttributeError):
+                text = f"Warning: line {number} of {file} is no whole run: left out"
+                print(text, file=sys.stderr)
+                continue
+            if not since or run["end"] >= since:
+                runs.append(run)
     if not runs:
         when = f" since {since}" if since else ""
         raise UserError(
             f"no results in {', '.join(files)}{when}: run a script first"
         )
     return runs
+
+
+def prepare(run):
+    """Return a run with its speed and end, and nan for what an older version lacks.
+
+    Raises an error of some kind if that is no run.
+    """
+    lacking = "seconds_per_epoch", "training_seconds", "accuracy", "peak_memory_gb"
+    run = dict.fromkeys(lacking, math.nan) | {"counts": "images", "nodes": 1} | run
+    run["speed"] = run[f"{run['counts']}_per_second"]
+    run["size"] = run[f"{run['counts']}_per_epoch"]
+    run["end"] = datetime.fromisoformat(run["finished"][:19])  # as clocks showed it
+    if (
+        not run["speed"] > 0
+        or not {*KEY} <= {*run}
+        or "epochs" not in run["options"]
+    ):
+        raise ValueError("not what RunLog writes")
+    return run
 
 
 def summarise(runs):
@@ -145,12 +185,7 @@ def compare(runs):
     """
     same, groups, titled = defaultdict(list), defaultdict(list), {}
     for run in runs:
-        counts = run.setdefault("counts", "images")
-        run.setdefault("nodes", 1)
-        run["speed"] = run[f"{counts}_per_second"]
-        run["size"] = run[f"{counts}_per_epoch"]
-        names = "script", "gpus", "nodes", "device", "batch", "size", "options"
-        same[json.dumps([run[name] for name in names])].append(run)
+        same[json.dumps([run[name] for name in KEY])].append(run)
     for row in map(summarise, same.values()):
         where = re.sub(r" \(.* share .*\)", "", row["device"])
         if "steps" not in row["options"]:  # else an epoch has what N GPUs do in them
@@ -166,7 +201,7 @@ def compare(runs):
             if base:
                 row["speedup"] = row["speed"] / base["speed"]
                 row["efficiency"] = row["speedup"] / row["gpus"]
-        titled[f"{script}.py{alike} ({where})"] = rows
+        titled[f"{script}.py{alike}  # {where}"] = rows  # it can be typed
     return titled
 
 
@@ -209,8 +244,11 @@ def draw(groups, file):
     axes.set(xlabel="GPUs, or CPU cores in their place", ylabel="speed-up")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12))
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    axes.figure.savefig(file, dpi=120, bbox_inches="tight")
+    try:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        axes.figure.savefig(file, dpi=120, bbox_inches="tight")
+    except (OSError, ValueError) as error:  # an ending that matplotlib does not know
+        raise UserError(f"cannot write {file}: {error}") from None
 
 
 def moment(text):
@@ -220,6 +258,7 @@ def moment(text):
 
 
 def main():
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("files", nargs="+", metavar="RESULTS.jsonl", help="of runs")

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from compare import compare, draw, print_table, read_runs
+from compare import compare, draw, prepare, print_table, read_runs
 from conftest import REPOSITORY, run
 
 from common.cli import UserError
@@ -96,9 +96,9 @@ def test_processes_that_share_cores(tmp_path, monkeypatch, capsys):
     assert (result["device"], result["nodes"]) == ("CPU core (16 share 2)", 2)
 
 
-def result(script, gpus, speed, batch=25, **fields):
+def result(script, gpus, speed, batch=25, raw=False, **fields):
     options = {"epochs": 10, "batch_size": batch, "backbone": "tinyvgg"}
-    return {
+    run = {
         "script": script,
         "gpus": gpus,
         "device": "H200",
@@ -111,8 +111,10 @@ def result(script, gpus, speed, batch=25, **fields):
         "training_seconds": 10,
         "accuracy": 90.0,
         "peak_memory_gb": 1.0,
+        "finished": "2026-11-21T09:30:00+0100",
         **fields,
     }
+    return run if raw else prepare(run)
 
 
 NAME = "pytorch_dvc_cnn_pretrained"
@@ -202,7 +204,7 @@ def test_nodes_and_what_differs_are_columns(capsys):
     runs[3]["options"]["lr"] = 2
     groups = compare(runs)
     ((title, rows),) = groups.items()
-    assert title == f"{NAME}.py --image-size 40 --amp (H200, 2000 images an epoch)"
+    assert title == f"{NAME}.py --image-size 40 --amp  # H200, 2000 images an epoch"
     by = [(r["gpus"], r["nodes"], *r["differs"].values()) for r in rows]
     assert [*rows[0]["differs"]] == ["--backbone", "--lr"]
     assert by == [
@@ -255,9 +257,9 @@ def test_lines_of_the_plot(tmp_path, monkeypatch):
 def test_the_command_prints_a_table_and_draws(tmp_path):
     early, late = "2026-11-20T09:00:00+0100", "2026-11-21T09:30:00+0100"
     lines = [
-        result(NAME, 1, 70, finished=early),
-        result(NAME, 1, 100, finished=late),
-        result(f"{NAME}_multigpu", 2, 190, finished=late),
+        result(NAME, 1, 70, finished=early, raw=True),
+        result(NAME, 1, 100, finished=late, raw=True),
+        result(f"{NAME}_multigpu", 2, 190, finished=late, raw=True),
     ]
     file, plot = tmp_path / "results.jsonl", tmp_path / "plot.png"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -285,3 +287,29 @@ def test_no_results(text, tmp_path):
         file.write_text(text)
     with pytest.raises(UserError, match=r"results"):
         read_runs([str(file)])
+
+
+def test_a_broken_line_costs_that_line(tmp_path, capsys):
+    good = json.dumps(result(NAME, 1, 100, raw=True))
+    lines = [good[:50] + good, good, "null", "{}", good.replace("100", "0"), "\xff"]
+    file = tmp_path / "results.jsonl"
+    file.write_bytes("\n".join(lines).encode("latin1"))
+    assert len(read_runs([file])) == 1
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.split(" of ")[0] for line in warnings] == [
+        f"Warning: line {number}" for number in (1, 3, 4, 5, 6)
+    ]
+
+
+def test_plots_that_cannot_be_written_and_readers_that_leave(tmp_path):
+    file = tmp_path / "results.jsonl"
+    file.write_text(json.dumps(result(NAME, 1, 100, raw=True)) + "\n")
+    compare = f"{sys.executable} {REPOSITORY}/bench/compare.py {file}"
+    for plot in "plot.nothing", "/dev/null/plot.png":
+        done = run(["bash", "-c", f"{compare} --plot {plot}"], tmp_path)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, (
+            done.stderr
+        )
+        assert f"cannot write {plot}" in done.stderr
+    done = run(["bash", "-c", f"{compare} | head -n 1"], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
