@@ -43,7 +43,7 @@ module.Classifier, evaluate = Classifier, module.evaluate
 module.evaluate = noting_evaluate
 if mode == "dry":
     module.train = dry_train
-    module.RunLog.bar = lambda self, loader: loader
+module.RunLog.bar = lambda log, loader: loader
 module.main()
 seen["after"] = seen.pop("models")[0].state_dict()
 torch.save(seen, f"{out}/{os.environ.get('RANK', 0)}.pt")

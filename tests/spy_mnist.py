@@ -30,5 +30,6 @@ def noting_test(model, device, test_loader):
 
 
 test, module.test, module.train = module.test, noting_test, dry_train
+module.RunLog.bar = lambda log, loader: loader
 module.main()
 torch.save(seen, f"{os.environ.get('RANK', 0)}.pt")

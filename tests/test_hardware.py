@@ -270,8 +270,11 @@ def test_a_job_with_gpus_that_pytorch_does_not_see(given, hidden, old_driver):
     if given and hidden is None:
         assert done.returncode == 2 and done.stdout == ""
         (error,) = [li for li in done.stderr.splitlines() if li.startswith("Error")]
-        built = f"built for CUDA {torch.version.cuda}; NVIDIA driver here: CUDA 11.4"
-        assert "none of this job's 2 GPUs" in error and built in error
+        assert f"PyTorch {torch.__version__} sees none of this job's 2 GPUs" in error
+        assert "../bench/check.py" in error
+        code = "from check import built_for, driver; print(built_for(), driver())"
+        says = run([sys.executable, "-c", code], REPOSITORY / "bench", **env).stdout
+        assert says == f"CUDA {torch.version.cuda} CUDA 11.4\n"
     else:
         assert done.stdout == "cpu\n" and done.returncode == 0
     if torch.version.cuda >= "13":  # an older one does not take our word for it
@@ -333,10 +336,23 @@ def test_the_log_names_the_gpus_that_are_visible(driver, env, named, monkeypatch
     assert in_bash(f"has_driver() {{ {driver}; }}; visible_gpus", **env) == [named]
 
 
+ONE_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1", "GPUS": "4"}
+
+
 def test_fewer_gpus_than_processes_are_hidden():
-    show = 'gpus 2; echo "$CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES"'
+    show = 'gpus 2 2>&1; echo "$CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES"'
     # '' hides none of AMD's: https://github.com/ROCm/hip/issues/3001
-    assert in_bash(f"has_driver() {{ true; }}; {show}") == ["-1 -1"]
+    said = "Fewer GPUs here than 2: CPU cores play them"
+    assert in_bash(f"has_driver() {{ true; }}; {show}") == [said, "-1 -1"]
+    for env, number in (({}, "2"), ({"GPUS": "4"}, "4"), (ONE_OF_SLURM, "1")):
+        assert in_bash("has_driver() { false; }; gpus 2; echo $GPUS", **env) == [
+            number
+        ]
+    done = run(["bash", "-c", "source common/env.sh"], REPOSITORY, GPUS="0")
+    assert (done.returncode, done.stdout) == (
+        2,
+        "",
+    ) and "type a number" in done.stderr
 
 
 def test_memory_is_kept_on_cpus_alone():
