@@ -1,10 +1,17 @@
 """Data sets, loaders, and what happens to a batch on its way to the model."""
 
+import os
+import pickle
+import shutil
+import struct
+import warnings
 from collections import Counter
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from conftest import draw, load
+from conftest import as_nobody, draw, load, mistake
 from torch.utils.data import Subset
 
 from common.data import make_loader, normalise
@@ -24,9 +31,9 @@ def photos(sample, monkeypatch):
 
 
 def test_a_loader_gives_each_image_once(photos):
-    loader = make_loader(photos[0], 10, CPU, shuffle=True)
+    loader = make_loader(photos[0], 12, CPU, shuffle=True)
     first, second = ([images for images, _ in loader] for _ in range(2))
-    assert [len(images) for images in first] == [10] * 6 + [4]
+    assert [len(images) for images in first] == [12] * 3 + [4]
     total = torch.cat(first).sum()
     assert total == torch.cat(second).sum() and total > 0
     assert not torch.equal(first[0], second[0])
@@ -40,13 +47,13 @@ def test_workers_share_the_images(photos):
     assert loader.num_workers == 2
     assert loader.persistent_workers and loader.pin_memory
     images, labels = (torch.cat(part) for part in zip(*loader, strict=True))
-    assert labels.sum() == 32
+    assert labels.sum() == 20
     assert images.sum() == photos[0].images.sum()
 
 
 def test_the_hint_on_drop_last_works(photos):
-    loader = make_loader(photos[0], 10, CPU, drop_last=True)  # of 64
-    assert [len(images) for images, _ in loader] == [10] * 6
+    loader = make_loader(photos[0], 12, CPU, drop_last=True)  # of 40
+    assert [len(images) for images, _ in loader] == [12] * 3
 
 
 def test_an_empty_share_is_no_error(photos):
@@ -83,7 +90,7 @@ def test_augmentation_is_drawn_for_each_image_within_bounds():
 def test_sample_data_is_always_the_same(sample, tmp_path):
     again = draw(tmp_path, 0.05)
     drawn = sorted([*again.rglob("*.jpg"), *again.rglob("*.png")])
-    assert len(drawn) == 62 + 70
+    assert len(drawn) == 90 + 70
     for file in drawn:
         assert file.read_bytes() == (sample / file.relative_to(again)).read_bytes()
 
@@ -116,3 +123,144 @@ def test_top1_and_top5():
     sums = batch_sums(torch.tensor(2.0), first, five)
     expected = {"loss": 2.0, "acc1": 25.0, "acc5": 75.0}
     assert means(sums, "acc1", "acc5") == expected
+
+
+def idx(*shape, values=0):
+    """Return a file as MNIST's are, of bytes that have all the same value."""
+    head = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
+    return head + bytes([values]) * int(np.prod(shape))
+
+
+@pytest.mark.parametrize(
+    "file, body, words",
+    [
+        ("train-labels-idx1-ubyte", idx(599), "599 labels"),
+        ("t10k-images-idx3-ubyte", idx(99, 28, 28), "100 labels"),
+        ("t10k-images-idx3-ubyte", idx(100, 28, 27), "100 labels"),
+        ("t10k-labels-idx1-ubyte", idx(100, values=10), "a label is 10"),
+        ("train-labels-idx1-ubyte", idx(600, values=255), "a label is 255"),
+    ],
+)
+def test_mnist_that_does_not_fit(file, body, words, sample, tmp_path, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    shutil.copytree(sample / "MNIST", tmp_path / "MNIST")
+    assert len(load("mnist_multigpu", "dataset").mnist()[0]) == 600
+    (tmp_path / "MNIST/raw" / file).write_bytes(body)
+    with mistake(words):
+        load("mnist_multigpu", "dataset").mnist()
+
+
+def test_an_empty_mnist(sample, tmp_path, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    raw = shutil.copytree(sample / "MNIST", tmp_path / "MNIST") / "raw"
+    (raw / "train-labels-idx1-ubyte").write_bytes(idx(0))
+    (raw / "train-images-idx3-ubyte").write_bytes(idx(0, 28, 28))
+    with mistake("is damaged"):
+        load("mnist_multigpu", "dataset").mnist()
+
+
+@pytest.fixture
+def cifar(sample, tmp_path, monkeypatch):
+    """Write CIFAR-100's training file, and read it; the other one is drawn."""
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    folder = tmp_path / "cifar-100-python"
+    shutil.copytree(sample / folder.name, folder)
+
+    def read(content):
+        (folder / "train").write_bytes(content)
+        return load("cifar100_demo", "dataset").cifar100()[0]
+
+    return read
+
+
+def pickled(labels=(0, 99), images=2, kind=np.uint8, protocol=2):
+    data = np.arange(images * 3072).reshape(images, 3072).astype(kind)
+    split = {"data": data, "fine_labels": list(labels), "filenames": ["a", "b"]}
+    return pickle.dumps(split, protocol)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_cifar_of_any_pickle(protocol, cifar):
+    train = cifar(pickled(protocol=protocol))
+    assert train.labels.tolist() == [0, 99]
+    assert train.images.flatten()[:3].tolist() == [0, 1, 2]
+
+
+def test_cifar_as_it_was_pickled_by_python_2_and_numpy_1(cifar):
+    content = pickled().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(cifar(content)) == 2
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (pickled(labels=(1,)), "1 labels, 2 images"),
+        (pickled(labels=(1, 100)), "not in 0..99"),
+        (pickled(labels=(-1, 2)), "not in 0..99"),
+        (pickled(kind=np.int64), "damaged"),
+        (pickled(labels=(), images=0), "damaged"),
+    ],
+)
+def test_cifar_that_does_not_fit(content, words, cifar):
+    with mistake(words):
+        cifar(content)
+
+
+class Evil:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_a_pickle_runs_no_code(protocol, cifar, tmp_path):
+    ran = tmp_path / "ran"
+    for call in (
+        (os.mkdir, (str(ran),)),
+        (eval, (f"__import__('os').mkdir({str(ran)!r})",)),
+        (np.save, (str(ran), 1)),
+        (np.fromfile, ("/etc/passwd",)),
+    ):
+        with mistake("it would call"):
+            cifar(pickle.dumps({"data": Evil(*call)}, protocol))
+    assert not list(tmp_path.glob("ran*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize("name", ["MNIST", "cifar-100-python", "CINIC", "vgg16"])
+def test_what_may_not_be_read_is_not_called_damaged(
+    name, what, sample, public, monkeypatch
+):
+    monkeypatch.setenv("DATADIR", str(public))
+    if name == "vgg16":
+        module = load("exercise8", "backbones")
+        file = public / "vgg16/weights.pth"
+        file.parent.mkdir()
+        file.write_bytes(b"good")
+        monkeypatch.setitem(module.WEIGHTS, name, file)
+        read = partial(module.load_features, "vgg16")
+    else:
+        files = {"MNIST": "raw/train-images-idx3-ubyte", "CINIC": "train-32.pt"}
+        file = public / name / files.get(name, "train")
+        shutil.copytree(sample / name, public / name)
+        read = {
+            "MNIST": load("mnist_multigpu", "dataset").mnist,
+            "CINIC": load("cinic_lab", "dataset").cinic,
+        }.get(name, load("cifar100_demo", "dataset").cifar100)
+    closed = file if what == "file" else file.parent
+    closed.chmod(0)
+
+    def as_student():
+        with mistake(r"^cannot read [^;]*: Permission denied$"):
+            read()
+
+    as_nobody(as_student)
+    if what == "folder":  # its names may be read, and no more
+        closed.chmod(0o444)
+        as_nobody(as_student)
+    closed.chmod(0o755)

@@ -145,7 +145,7 @@ def test_logs_is_a_file(room, sample):
 
 def test_unknown_site(room):
     done = run(["bash", "run.sh", ONE], room, SITE="nowhere")
-    fails(done, "nowhere.sh", "set SITE to one of alvis conda lumi ")
+    fails(done, "nowhere.sh", "set SITE to one of alvis class conda lumi ")
 
 
 def test_no_pytorch(room, tmp_path):
@@ -178,7 +178,7 @@ def test_a_package_that_is_missed_late(package, room, sample):
         done = run([sys.executable, ONE, *QUICK], room, sample)
         assert done.returncode == 0, done.stderr
         compare = ["runs.py", "../bench/compare.py", "logs/results.jsonl"]
-        done = run([sys.executable, *compare], room, sample, PYTHONPATH=".")
+        done = run([sys.executable, *compare], room, sample, PYTHONPATH=".:../bench")
         assert "images/s" in done.stdout  # the table comes first
     done.stdout = ""
     fails(done, f"no {package}: `source common/env.sh` tells more")

@@ -11,7 +11,7 @@ import pytest
 from conftest import QUICK, copy_room, run
 
 CIFAR = "--arch resnet18 --image-size 33 --epochs 1 --batch-size 8 --no-profile"
-INTRO = "--layers 1 --width 16 --heads 2 --length 16 --sequences 512"
+INTRO = "--layers 1 --width 16 --heads 2 --length 16 --sequences 8192"
 PLAIN = {
     "exercise8": ["run.sh", "pytorch_dvc_cnn_pretrained.py", *QUICK],
     "mnist_multigpu": ["slurm_singlegpu.sh", "--epochs", "1"],

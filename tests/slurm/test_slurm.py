@@ -45,6 +45,7 @@ WHAT = {
     "cinic_lab/run.sh": ["cinic.py", *DIGITS],
     "cinic_lab/run-2gpus.sh": ["cinic_dp.py", *DIGITS],
     "cinic_lab/run-2nodes.sh": ["cinic_ddp.py", *DIGITS],
+    "cinic_lab/run-requeue.sh": ["cinic_requeue.py", *DIGITS],
     f"{INTRO}.sh": ["single.py", *SMALL],
     f"{INTRO}_dp.sh": ["dp.py", *SMALL],
     f"{INTRO}_ddp.sh": ["ddp.py", *SMALL],
@@ -269,17 +270,12 @@ def test_names_with_spaces(sbatch, tmp_path):
 
 def test_submitted_from_elsewhere(sbatch, tmp_path):
     """One line says where to go: from above, and from another exercise."""
-    room, other = (copy_room_into(tmp_path, e) for e in ("exercise8", "cinic_lab"))
+    room, other = (copy_room(name, tmp_path) for name in ("exercise8", "cinic_lab"))
     (room / "x.py").write_text(SHOWS)
     for folder, path in ((tmp_path, "exercise8"), (other, "../exercise8")):
         state, output = finish(sbatch(folder, f"{path}/run.sh", "cinic.py"))
         assert (state["JobState"], state["ExitCode"]) == ("FAILED", "2:0")
         assert output == "Error: type cd exercise8 first\n"
-
-
-def copy_room_into(folder, exercise):
-    (folder / "common").unlink(missing_ok=True)
-    return copy_room(exercise, folder)
 
 
 def test_in_an_interactive_job(slurm, room, monkeypatch):
@@ -380,7 +376,6 @@ def slow_link(slurm):
 
 @pytest.fixture
 def lab(tmp_path):
-    (tmp_path / "bench").symlink_to(REPOSITORY / "bench")
     return copy_room("cinic_lab", tmp_path)
 
 
