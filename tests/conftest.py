@@ -26,6 +26,11 @@ EXERCISES = (*WITH_DATA, "dp_ddp_intro")
 loaded = {exercise: {} for exercise in EXERCISES}
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest: it is one worker's from its start to its end."""
+    items.sort(key=lambda item: "test_readmes" not in item.nodeid)
+
+
 def load(exercise, name):
     """Import a module of an exercise: others have modules of the same names."""
     folders = {str(REPOSITORY / other) for other in EXERCISES}
