@@ -27,7 +27,7 @@ loaded = {exercise: {} for exercise in EXERCISES}
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with what takes longest: it is one worker's from its start to its end."""
+    """Begin with what takes longest: one worker has it from its start to its end."""
     items.sort(key=lambda item: "test_readmes" not in item.nodeid)
 
 
