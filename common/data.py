@@ -57,11 +57,6 @@ def load_prepared(name, splits, size):
     folder, sets = data_dir(name), []
     for split in splits:
         file = prepared_file(folder, split, size)
-        if not os.path.exists(file):
-            raise UserError(
-                f"{folder} is not prepared, it has no {file.name}: type `python "
-                "download_data.py` on a login node"
-            )
         try:
             # Once from end to end: training reads here and there, which would be
             # slow on a shared file system, and be counted as training.
@@ -70,6 +65,11 @@ def load_prepared(name, splits, size):
                     pass
             content = torch.load(file, mmap=True, weights_only=True)
             sets.append(InMemory(content["images"], content["labels"]))
+        except FileNotFoundError:
+            raise UserError(
+                f"{folder} is not prepared, it has no {file.name}: type `python "
+                "download_data.py` on a login node"
+            ) from None
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}") from None
         except Exception as error:
@@ -86,16 +86,9 @@ def make_loader(dataset, batch_size, device, sampler=None, workers=0, **options)
     workers: processes that pick batches. As a rule none: to hand one over takes
     longer than to pick it from memory. options: more of DataLoader's, say drop_last.
     """
-    return DataLoader(
-        dataset,
-        batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=device.type != "cpu",
-        collate_fn=default_convert,
-        **options,
-    )
+    options |= {"pin_memory": device.type != "cpu", "sampler": sampler}
+    options |= {"persistent_workers": workers > 0, "collate_fn": default_convert}
+    return DataLoader(dataset, batch_size, num_workers=workers, **options)
 
 
 @functools.cache  # copied once per device: a copy in each step would wait for it

@@ -8,26 +8,16 @@ import hashlib
 import http.client
 import os
 import shutil
-import tarfile
+import socket
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
 from pathlib import Path
 
 from tqdm import tqdm
 
 from common.cli import OptionParser, UserError
 from common.data import data_root, prepared_file
-from common.prepare import find_images, prepare
-
-NOT_THE_ARCHIVE = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    EOFError,
-    UserError,
-)
+from common.prepare import find_images, prepare, remedy
 
 
 def download_options(doc):
@@ -46,12 +36,12 @@ def fetch(url, file, checksum="", algorithm="md5"):
     leaves no file of that name, if the server is out of reach or sends another one.
     """
     part = file.with_name(f"{file.name}.part")
-    total = have = part.stat().st_size if part.exists() else 0
     try:
+        total = have = part.stat().st_size if part.exists() else 0
         request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"})
         with urllib.request.urlopen(request, timeout=60) as reply:
             have *= reply.status == 206  # 200: all of it comes, from the start
-            total = have + int(reply.headers["Content-Length"])
+            total = have + int(reply.headers["Content-Length"] or 0)  # if it tells
             bar = tqdm(
                 total=total, initial=have, unit="B", unit_scale=1, disable=None
             )
@@ -59,9 +49,10 @@ def fetch(url, file, checksum="", algorithm="md5"):
             with open(part, "ab" if have else "wb") as out, bar:
                 while block := reply.read(1 << 20):
                     bar.update(out.write(block))
-    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         if getattr(error, "code", 0) != 416:  # 416: there is no more than we have
-            raise UserError(f"{url}: {error}; try again on a login node") from None
+            what = remedy(error, "try again on a login node")
+            raise UserError(f"{url}: {error}; {what}") from None
     if part.stat().st_size < total:
         raise UserError(f"{url} broke off: type the same again, and it goes on")
     found = hashlib.new(algorithm, part.read_bytes(), usedforsecurity=False)
@@ -83,10 +74,11 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
     parser.add_argument("--skip-bad", action="store_true", help=text)
     args = parser.parse_args()
     target, first = data_root() / name, (splits[0], classes[0])
-    if all(os.path.exists(prepared_file(target, split, size)) for split in splits):
-        return print(f"{target} is there already")
+    done = all(os.path.exists(prepared_file(target, s, size)) for s in splits)
     try:
         source = find_images(args.source or target, *first)
+        if done and not (source and os.access(target, os.W_OK)):
+            return print(f"{target} is there already")
         if not source and args.source:
             raise UserError(f"no {'/'.join(first)}/ in {args.source}: type another")
         if not source:
@@ -98,13 +90,12 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
                 f"cannot write in {target}: type `export DATADIR=FOLDER`, a folder "
                 f"of your own, and add --from {source}"
             )
-        prepare(source, target, splits, classes, size, args.skip_bad)
+        wrote = prepare(source, target, splits, classes, size, args.skip_bad)
     except OSError as error:
+        what = remedy(error, "choose another --from, or another DATADIR")
         where = error.filename or target
-        raise UserError(
-            f"{where}: {error.strerror}; choose another DATADIR"
-        ) from None
-    print(f"{target} is ready")
+        raise UserError(f"{where}: {error.strerror}; {what}") from None
+    print(f"{target} is {'ready' if wrote else 'there already'}")
 
 
 def fetch_and_unpack(url, folder, unpack, md5):
@@ -116,7 +107,10 @@ def fetch_and_unpack(url, folder, unpack, md5):
     print(f"Unpacking {archive}", flush=True)
     try:
         unpack(archive, part)
-    except NOT_THE_ARCHIVE as error:
+    except Exception as error:  # archives may be odd in many ways
+        shutil.rmtree(part, ignore_errors=True)
+        if getattr(error, "errno", None):  # the disk's error, not the archive's
+            raise
         archive.unlink()
         raise UserError(f"{url} is not the archive ({error}): try --url") from None
     part.rename(folder)
@@ -133,13 +127,14 @@ def by_torchvision(doc, dataset, name, files, folder=""):
     args = download_options(doc).parse_args()
     target = data_root() / name
     unpacking = target.with_name(f"{name}.unpacking")
-    if target.exists():
+    if os.path.exists(target):
         return print(f"{target} is there already")
     shutil.rmtree(unpacking, ignore_errors=True)
     if args.url:  # one of them is what the class looks at
         dataset.url, dataset.mirrors = args.url, [args.url.rstrip("/") + "/"]
     try:
         if args.source:
+            os.listdir(f"{args.source}/.")  # says if one may not look into it
             found = [file.parent for file in args.source.glob(f"**/{files[0]}")]
             found = [f for f in found if all((f / name).is_file() for name in files)]
             if len(found) != 1:
@@ -147,11 +142,13 @@ def by_torchvision(doc, dataset, name, files, folder=""):
             (unpacking / name / folder).mkdir(parents=True)
             for file in files:
                 shutil.copyfile(found[0] / file, unpacking / name / folder / file)
+        socket.setdefaulttimeout(60)  # torchvision sets none
         for train in (True, False):  # checks that the files can be read
             dataset(unpacking, train=train, download=not args.source)
         (unpacking / name).rename(target)
     except Exception as error:
         where = f"in {args.source}" if args.source else "here: try on a login node"
+        where = remedy(error, where)
         raise UserError(f"no whole {name} {where} ({error})") from None
     finally:
         shutil.rmtree(unpacking, ignore_errors=True)

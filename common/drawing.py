@@ -8,6 +8,7 @@ from PIL import Image
 
 from common.cli import OptionParser, UserError
 from common.data import SAMPLES
+from common.prepare import remedy
 
 
 def background(rng, width, height):
@@ -38,6 +39,7 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
             drawing.rename(target)
         prepare(target)
     except OSError as error:
-        where = error.filename or target
-        raise UserError(f"{where}: {error.strerror}; type another --to") from None
+        shutil.rmtree(drawing, ignore_errors=True)
+        where, what = error.filename or target, remedy(error, "type another --to")
+        raise UserError(f"{where}: {error.strerror}; {what}") from None
     print(f"{target} is ready: type `export DATADIR={args.to.resolve()}`")

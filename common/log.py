@@ -42,9 +42,8 @@ class RunLog:
     ):
         """args: the script's options; args.batch_size is per GPU.
 
-        scalars: false for a script with a SummaryWriter of its own, or none; counts:
-        what its speed counts, say "tokens". Raises UserError if logs/ cannot be
-        written.
+        scalars: false for a script with a SummaryWriter of its own; counts: what its
+        speed counts, say "tokens". Raises UserError if logs/ cannot be written.
         """
         self.enabled, self.writer, self.counts = enabled, Nothing(), counts
         self.batch, self.world_size = args.batch_size * world_size, world_size
@@ -159,8 +158,12 @@ class RunLog:
             **fields,
         }
         self.writer.close()
-        with open("logs/results.jsonl", "a") as file:
-            file.write(json.dumps(self.fields) + "\n")
+        line = f"{json.dumps(self.fields)}\n".encode()
+        with open("logs/results.jsonl", "ab", buffering=0) as file:
+            start = file.tell()
+            if file.write(line) < len(line):  # no half line, or it spoils the next
+                file.truncate(start)
+                raise UserError("no room for the result in logs/results.jsonl")
         if len(epochs) > 1:
             first, median = epochs[0][1], statistics.median(seconds)
             self.print(f"First epoch: {first:.1f} s; later ones: {median:.1f} s")

@@ -26,7 +26,7 @@ def load_features(backbone, weights="imagenet"):
     They map normalised images (N, 3, H, W) to (N, 512 or 64, H // 32, W // 32).
     weights "none" leaves them random; those of tinyvgg come from drawn shapes, not
     from ImageNet (train_tinyvgg.py). Nothing is downloaded, as compute nodes
-    have no network: raises UserError if the weights are missing or damaged.
+    have no network: raises UserError if the weights are missing, damaged or closed.
     """
     # Not torchvision's: to import it takes each process as long as PyTorch itself.
     layers, before = [], 3
@@ -40,15 +40,17 @@ def load_features(backbone, weights="imagenet"):
     if weights == "none":
         return features
     file = WEIGHTS[backbone]
-    if backbone == "vgg16" and not file.exists():
-        raise UserError(
-            f"no weights in {file}: type `python download_weights.py` on a login "
-            "node, or add --backbone tinyvgg"
-        )
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         state = {k: v for k, v in state.items() if k.startswith("features.")}
         nn.ModuleDict({"features": features}).load_state_dict(state)
+    except FileNotFoundError:
+        raise UserError(
+            f"no weights in {file}: type `python download_weights.py` on a login "
+            "node, or add --backbone tinyvgg"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
     except Exception as error:
         raise UserError(
             f"{file} is damaged ({type(error).__name__}): delete it"

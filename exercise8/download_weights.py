@@ -6,6 +6,8 @@ They go to torch.hub's folder, by default ~/.cache/torch; TORCH_HOME moves it. I
 breaks off, type it again.
 """
 
+import os
+
 from backbones import VGG16_URL, WEIGHTS
 from common.cli import OptionParser
 from common.download import fetch
@@ -16,7 +18,7 @@ def main():
     parser.add_argument("--url", default=VGG16_URL, help="fetch it from elsewhere")
     args = parser.parse_args()
     file = WEIGHTS["vgg16"]
-    if not file.exists():
+    if not os.path.exists(file):  # or it may not be looked at
         fetch(args.url, file, file.stem.split("-")[1], "sha256")  # in its name
     print(f"{file} is ready")
 

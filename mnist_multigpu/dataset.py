@@ -1,5 +1,7 @@
 """MNIST: digits to train and to test on."""
 
+import os
+
 from torchvision import datasets
 
 from common.cli import UserError
@@ -12,11 +14,20 @@ MEAN, STD = (0.1307,), (0.3081,)
 def mnist():
     """Return the digits to train and to test on: uint8 images (N, 1, 28, 28).
 
-    Raises UserError if they are not there, or damaged.
+    Raises UserError if they are not there, damaged, or not to be read.
     """
     root = data_dir("MNIST").parent
     try:
+        os.listdir(f"{root}/MNIST/raw/.")  # says if one may not look into it
         splits = [datasets.MNIST(root, train=train) for train in (True, False)]
+        for split in splits:
+            images, labels = split.data, split.targets
+            if images.shape != (len(labels), 28, 28):
+                raise ValueError(f"{len(labels)} labels, images {[*images.shape]}")
+            if labels.max() > 9:
+                raise ValueError(f"a label is {labels.max()}")
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     except Exception as error:
         raise UserError(
             f"the data in {root / 'MNIST'} is damaged ({error}): delete it and "

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import as_nobody, draw, load, mistake
+from conftest import as_nobody, call, draw, load, mistake
 from torch.utils.data import Subset
 
 from common.data import make_loader, normalise
@@ -219,15 +219,26 @@ class Evil:
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_pickle_runs_no_code(protocol, cifar, tmp_path):
     ran = tmp_path / "ran"
-    for call in (
+    for what in (
         (os.mkdir, (str(ran),)),
         (eval, (f"__import__('os').mkdir({str(ran)!r})",)),
         (np.save, (str(ran), 1)),
         (np.fromfile, ("/etc/passwd",)),
     ):
         with mistake("it would call"):
-            cifar(pickle.dumps({"data": Evil(*call)}, protocol))
+            cifar(pickle.dumps({"data": Evil(*what)}, protocol))
     assert not list(tmp_path.glob("ran*"))
+
+
+def test_nor_does_one_that_download_data_is_to_take(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
+    (tmp_path / "from").mkdir()
+    evil = pickle.dumps(Evil(os.mkdir, (str(tmp_path / "ran"),)))
+    for name in ("meta", "train", "test"):
+        (tmp_path / "from" / name).write_bytes(evil)
+    with mistake("no whole cifar-100-python in .*corrupted"):
+        call(load("cifar100_demo", "download_data"), "--from", tmp_path / "from")
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -1,6 +1,7 @@
 """Images in files become a file for each split, whole, or one line says why."""
 
 import codecs
+import errno
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import conftest
 import numpy as np
 import pytest
 import torch
@@ -174,8 +176,12 @@ def test_data_that_others_may_only_read(exercise, sample, public, monkeypatch):
 
 def test_the_part_that_a_killed_call_left_goes(source, target):
     (target / "train-8.pt.123.part").write_bytes(b"half")
+    (target / "train-8.pt.456.part").write_bytes(b"another call's, at work now")
+    hour_ago = time.time() - 3600
+    os.utime(target / "train-8.pt.123.part", (hour_ago, hour_ago))
     do(source, target)
-    assert names(target) == ["test-8.pt", "train-8.pt"]
+    part = "train-8.pt.456.part"
+    assert names(target) == ["test-8.pt", "train-8.pt", part]
 
 
 @pytest.mark.parametrize("exercise", ["exercise8", "cinic_lab"])
@@ -186,8 +192,9 @@ def test_drawings_that_are_not_prepared_yet(exercise, sample, tmp_path):
         file.unlink()
     call(load(exercise, "sample_data"), "--to", tmp_path)
     assert len(list((tmp_path / dataset.NAME).glob("*.pt"))) == 3
-    with mistake("--scale"):
-        call(load(exercise, "sample_data"), "--to", tmp_path, "--scale", 0)
+    for scale in (0, -1, "1e9", "nan", "inf", "much", "10" * 30):
+        with mistake("--scale"):
+            call(load(exercise, "sample_data"), "--to", tmp_path, f"--scale={scale}")
     (tmp_path / "file").write_text("")
     with mistake("type another --to"):
         call(load(exercise, "sample_data"), "--to", tmp_path / "file/x")
@@ -293,3 +300,32 @@ def test_killed_in_the_middle(tmp_path, sample):
     assert done.returncode == 0 and "Preparing 720 images" in done.stdout
     assert len(torch.load(raw.parent / "test-150.pt")["labels"]) == 720
     assert (room / "common").resolve() == REPOSITORY / "common"
+
+
+@pytest.mark.parametrize("exercise", conftest.WITH_DATA)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_while_drawing(exercise, number, tmp_path, monkeypatch):
+    module = load(exercise, "sample_data")
+
+    def full(*args, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Image.Image, "save", full)
+    with mistake("the disk is full, make room"):
+        call(module, "--to", tmp_path, "--scale", 0.01)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("exercise", ["exercise8", "cinic_lab"])
+def test_a_disk_that_is_full_while_preparing(exercise, tmp_path, monkeypatch):
+    def full(state, part):
+        Path(part).write_bytes(b"half")
+        raise RuntimeError("unexpected pos 704 vs 598")  # what torch says of it
+
+    monkeypatch.setattr(torch, "save", full)
+    for _ in range(2):  # what is drawn stays
+        with mistake(r"disk full\? make room"):
+            call(load(exercise, "sample_data"), "--to", tmp_path, "--scale", 0.01)
+        assert not list(tmp_path.rglob("*.part")) + list(tmp_path.rglob("*.pt"))
+        assert len(list(tmp_path.rglob("*.??g"))) > 5

@@ -313,3 +313,21 @@ def test_plots_that_cannot_be_written_and_readers_that_leave(tmp_path):
         assert f"cannot write {plot}" in done.stderr
     done = run(["bash", "-c", f"{compare} | head -n 1"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/results.jsonl").write_text("whole\n")
+    code = (
+        "import resource, torch; from argparse import Namespace\n"
+        "from common.log import RunLog\n"
+        "args = Namespace(batch_size=5, epochs=1)\n"
+        "log = RunLog(args, torch.device('cpu'), scalars=False)\n"
+        "log.epoch(1, 5, 1)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "log.finish()\n"
+    )
+    done = run([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(REPOSITORY))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "no room for the result" in done.stderr
+    assert (tmp_path / "logs/results.jsonl").read_text() == "whole\n"
