@@ -1,14 +1,22 @@
 """The state of a training run, and checkpoints that hold it."""
 
 import hashlib
+import os
+import sys
 import zipfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from common.checkpoint import save
 from common.cli import UserError
+from common.log import rank0_print
+
+REQUEUE = 85  # the status of a run that was stopped and has saved
+# By torchrun's --rdzv-id; in a job that is the job's number, also once requeued.
+RUN = os.environ.get("TORCHELASTIC_RUN_ID")
 
 
 class State:
@@ -17,6 +25,8 @@ class State:
     state.model (never a wrapped one, whose keys begin with "module."),
     state.optimizer, state.scheduler, and state.scaler if the script sets one;
     state.epoch: how many are complete; state.best: the best accuracy so far in %.
+    state.so_far: of the epoch that is not complete, if it was stopped: its batches,
+    their sums, the seconds they took, and those spent waiting.
     A checkpoint holds the random states, too.
     """
 
@@ -26,7 +36,8 @@ class State:
         """options: of the script, those that a checkpoint must agree with."""
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler, self.device, self.options = None, device, options
-        self.epoch, self.best = 0, -1.0
+        self.epoch, self.best, self.so_far = 0, -1.0, (0, 0.0, 0.0, 0.0)
+        self.asked, self.loader, self.random = 0, None, None
 
     def parts(self):
         names = "model", "optimizer", "scheduler", "scaler"
@@ -42,8 +53,13 @@ class State:
         """
         files = [self.BEST, self.LATEST] if accuracy > self.best else [self.LATEST]
         self.epoch, self.best = epoch, max(accuracy, self.best)
+        self.so_far = 0, 0.0, 0.0, 0.0
+        self.write(files)
+
+    def write(self, files):
         content = {name: part.state_dict() for name, part in self.parts().items()}
-        content |= {"epoch": epoch, "best": self.best, "options": self.options}
+        content |= {"epoch": self.epoch, "best": self.best, "options": self.options}
+        content |= {"so_far": self.so_far, "dealt": self.dealt(), "run": RUN}
         content["random"] = all_ranks(random_states(self.device))
         if rank() == 0:
             for file in files:
@@ -67,13 +83,17 @@ class State:
                 content[name] for name in ("options", "epoch", "best")
             )
             states = content["random"]
+            done, sums, *times = content.get("so_far", self.so_far)
+            sums = torch.as_tensor(sums, device=self.device)
+            self.so_far = done, sums, *times
             checksum = hashlib.sha256(Path(file).read_bytes()).hexdigest()
             if options == self.options:
                 for name, part in self.parts().items():
                     if content.get(name):  # float32 and bfloat16 have no scaler
                         part.load_state_dict(content[name])
                 if rank() < len(states):
-                    set_random_states(states[rank()], self.device)
+                    self.random = states[rank()]
+                    set_random_states(self.random, self.device)
         except Exception as error:
             raise UserError(
                 f"{file} is damaged, or no checkpoint of this script "
@@ -87,6 +107,48 @@ class State:
         if its:
             its = " ".join(f"--{name} {value}" for name, value in its.items())
             raise UserError(f"{file} is of another run: type {its}")
+        if done and content["dealt"] != self.dealt():  # some would come twice
+            ranks, size, seed = content["dealt"]
+            raise UserError(
+                f"{file} is from within an epoch: go on with cinic_requeue.py, on "
+                f"{ranks} processes, with --batch-size {size} --seed {seed}"
+            )
+
+    def rest(self, loader):
+        """Return this loader, but without what a stopped epoch has done already."""
+        self.loader = Rest(loader, self)
+        return self.loader
+
+    def dealt(self):
+        """Return what decides which images a process gets, and in which batches."""
+        if self.loader is None:
+            return None
+        loader = self.loader.loader
+        return dist.get_world_size(), loader.batch_size, loader.sampler.seed
+
+    def ask(self, *_):
+        """Handle a signal: note that somebody asks to stop."""
+        self.asked = 1
+
+    def stop(self, *so_far):
+        """Save in the middle of an epoch, and leave."""
+        self.so_far = so_far
+        self.write([self.LATEST])
+        rank0_print(f"Stopped, and saved in {self.LATEST}")
+        dist.barrier()  # when the first one leaves, torchrun ends the others
+        dist.destroy_process_group()
+        sys.exit(REQUEUE)
+
+    def restarted(self):
+        """Say whether this run was started again, and its checkpoint is here."""
+        counts = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"
+        again = any(int(os.environ.get(count) or 0) for count in counts)
+        its_own = False
+        # torchrun counts on the node alone whose process was lost.
+        if any(all_ranks(again)) and rank() == 0 and Path(self.LATEST).is_file():
+            content = torch.load(self.LATEST, map_location="cpu", weights_only=True)
+            its_own = content.get("run") == RUN
+        return all_ranks(its_own)[0]
 
 
 def rank():
@@ -114,3 +176,22 @@ def set_random_states(states, device):
     torch.set_rng_state(states["cpu"])
     if device.type != "cpu" and "device" in states:
         torch.get_device_module(device).set_rng_state(states["device"], device)
+
+
+class Rest:
+    """A loader's batches, without those that were done before a stop."""
+
+    def __init__(self, loader, state):
+        self.loader, self.state = loader, state
+
+    def __len__(self):  # all batches of an epoch
+        return len(self.loader)
+
+    def __iter__(self):
+        loader, done = self.loader, self.state.so_far[0]
+        numbers = list(loader.batch_sampler)[done:]  # of images: none is loaded yet
+        how = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
+        batches = iter(DataLoader(loader.dataset, batch_sampler=numbers, **how))
+        if done:  # a loader draws a random number when it begins
+            set_random_states(self.state.random, self.state.device)
+        return batches

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read by the imports below
@@ -27,6 +28,13 @@ logging.disable(logging.ERROR)
 node = os.environ.get("SLURMD_NODENAME", "")
 address = "localhost" if "--standalone" in sys.argv else node
 os.environ.setdefault("PET_LOCAL_ADDR", address)
+
+
+def pass_on(number, frame):
+    """Tell the ranks, too: Slurm signals the processes that it started itself."""
+    with suppress(OSError), open("/proc/thread-self/children") as children:
+        for rank in children.read().split():
+            os.kill(int(rank), number)
 
 
 def roll_call(nodes, seconds=60):
@@ -50,6 +58,7 @@ def roll_call(nodes, seconds=60):
 nodes = os.environ.get("JOB_NODES")  # of common/nodes.sh
 if nodes and "--standalone" not in sys.argv:
     threading.Thread(target=roll_call, args=[nodes.split()], daemon=True).start()
+signal.signal(signal.SIGUSR1, pass_on)  # else it would end this process
 # When a node fails, srun ends the others. They say nothing and leave with the lowest
 # status, as the job gets the highest.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
