@@ -5,8 +5,6 @@ To read a number (`.item()`) in every step would make the host wait for the devi
 
 import torch
 
-from common.cli import UserError
-
 
 def batch_sums(loss, *correct):
     """Return [loss_sum, correct, ..., count] of a batch, a tensor on its device.
@@ -22,11 +20,9 @@ def batch_sums(loss, *correct):
 def means(sums, *names):
     """Return sums as {"loss": mean, "accuracy": %}; this waits for the device.
 
-    names: of accuracies other than "accuracy". Raises UserError if a loss was nan.
+    names: of the accuracies, if there are others than "accuracy".
     """
     loss_sum, *correct, count = sums.tolist()
-    if not abs(loss_sum) < float("inf"):
-        raise UserError(f"the loss is {loss_sum}: type a smaller --lr")
     percent = [100 * number / count for number in correct]
     names = names or ("accuracy",)
     return {"loss": loss_sum / count, **dict(zip(names, percent, strict=True))}
