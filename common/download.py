@@ -151,5 +151,6 @@ def by_torchvision(doc, dataset, name, files, folder=""):
         where = remedy(error, where)
         raise UserError(f"no whole {name} {where} ({error})") from None
     finally:
+        socket.setdefaulttimeout(None)
         shutil.rmtree(unpacking, ignore_errors=True)
     print(f"{target} is ready")
