@@ -258,7 +258,6 @@ def moment(text):
 
 
 def main():
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("files", nargs="+", metavar="RESULTS.jsonl", help="of runs")
@@ -274,4 +273,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
     main()

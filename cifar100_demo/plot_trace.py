@@ -103,10 +103,7 @@ def phases_of_calls(events):
 
 
 def phases_of_kernels(events, calls):
-    """Return the same of a GPU.
-
-    A kernel is of the phase in which the CPU asked for it.
-    """
+    """Return the same of a GPU: a kernel is of the phase that asked for it."""
     asked = {
         e["args"]["correlation"]: e["ts"]
         for e in events
@@ -181,12 +178,7 @@ def draw(events, process, file):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add(
-        "file",
-        nargs="?",
-        type=Path,
-        help="trace to read; default: the newest in logs/profiler/",
-    )
+    add("file", nargs="?", type=Path, help="trace to read; default: the newest")
     add("--to", type=Path, default=Path("logs/trace.png"), help="PNG to write")
     args = parser.parse_args()
     names = "trace.json", "trace_rank0.json"

@@ -21,18 +21,19 @@ def report(kind, error, trace):
     A user's mistake is mostly the same for all ranks: rank 0 tells it, and torchrun
     ends the others while they wait. So it does with those that have lost a peer.
     """
-    rank, text = os.environ.get("RANK", "0"), str(error)
-    if (kind is UserError and rank != "0") or "peer" in text or "NCCL" in text:
+    rank, text = os.environ.get("RANK"), str(error)  # None: there is one process
+    lost = "peer" in text or "NCCL" in text
+    if lost or (kind is UserError and rank not in (None, "0")):
         time.sleep(5)
     if getattr(error, "name", "") in ("tensorboard", "matplotlib", "tqdm"):
         kind, text = UserError, f"no {error.name}: `source common/env.sh` tells more"
     if kind.__module__.startswith("wandb."):  # no key, or no network
         kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
-    if "RANK" in os.environ:  # else Gloo's threads may abort it on its way out
+    if rank:  # else Gloo's threads may abort it on its way out
         atexit.register(os._exit, 2 if kind is UserError else 1)
-    if kind is KeyboardInterrupt:  # and Python ends as one that Ctrl-C stopped
-        return rank == "0" and print("\nStopped by Ctrl-C", file=sys.__stderr__)
+    if kind is KeyboardInterrupt:  # torchrun says it for its ranks
+        return rank or print("\nStopped by Ctrl-C", file=sys.__stderr__)
     if kind is not UserError:
         return sys.__excepthook__(kind, error, trace)
     # A loader's worker wraps its error in a traceback: the line is at the end. And

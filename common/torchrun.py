@@ -71,6 +71,8 @@ try:
         time.sleep(5)  # if the first node has failed, it has told why
         sys.exit("Error: no connection to the first node's torchrun; has it failed?")
 except SignalException as error:  # SIGTERM or Ctrl-C, while main() runs and after
+    if error.sigval == signal.SIGINT:
+        print("\nStopped by Ctrl-C", file=sys.stderr)
     sys.exit(130 if error.sigval == signal.SIGINT else 1)
 except ChildFailedError as error:
     # A rank that a signal ended has a negative status; for those that torchrun ended

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import signal
 import sys
 
 import pytest
@@ -43,6 +44,8 @@ def test_each_option_has_a_meaning_and_a_default(script, monkeypatch):
     with pytest.raises(Asked) as asked:
         module.main()
     (parser,) = asked.value.args
+    # Else a process that only calls main() would be ended by the next broken pipe.
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
     text = parser.format_help()
     assert text == parser.format_help()  # and says so once
     for action in parser._actions[1:]:  # the first one is --help itself
