@@ -121,8 +121,8 @@ def main():
     )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
-    state = State(model, optimizer, scheduler, device, **options)
-    if args.resume:
+    state = State(model, optimizer, scheduler, device, log.folder, **options)
+    if args.resume is not None:
         state.resume(args.resume)
     start = time.perf_counter()
     while state.epoch < args.epochs:

@@ -138,11 +138,11 @@ def main():
     )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
-    state = State(model, optimizer, scheduler, device, **options)
+    state = State(model, optimizer, scheduler, device, log.folder, **options)
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
     model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
-    if args.resume:
+    if args.resume is not None:
         state.resume(args.resume)
     start = time.perf_counter()
     while state.epoch < args.epochs:

@@ -147,12 +147,12 @@ def main():
     )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
-    state = State(model, optimizer, scheduler, device, **options)
+    state = State(model, optimizer, scheduler, device, log.folder, **options)
     loader = state.rest(loader)  # REQUEUE: without the batches that are done
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
     model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
-    if args.resume:
+    if args.resume is not None:
         state.resume(args.resume)
     elif state.restarted():  # REQUEUE: by Slurm or torchrun, after a checkpoint
         state.resume(state.LATEST)  # REQUEUE: nobody was there to type --resume

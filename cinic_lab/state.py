@@ -30,12 +30,13 @@ class State:
     A checkpoint holds the random states, too.
     """
 
-    LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
+    LATEST, BEST, LOGS = "checkpoint.pth.tar", "model_best.pth.tar", Path("logs")
 
-    def __init__(self, model, optimizer, scheduler, device, **options):
-        """options: of the script, those that a checkpoint must agree with."""
+    def __init__(self, model, optimizer, scheduler, device, folder=LOGS, **options):
+        """folder: of the run; options: those that a checkpoint must agree with."""
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler, self.device, self.options = None, device, options
+        self.folder = folder
         self.epoch, self.best, self.so_far = 0, -1.0, (0, 0.0, 0.0, 0.0)
         self.asked, self.loader, self.random = 0, None, None
 
@@ -48,8 +49,10 @@ class State:
         """Save checkpoint.pth.tar, and before it the same as model_best.pth.tar, if
         no epoch was better.
 
-        Of many processes all call this, as each draws its own random numbers; rank 0
-        writes. Killed between the two files, a run does this epoch again.
+        They lie in the run's own folder, so that no run loses another one's; two
+        links of these names lead there. Of many processes all call this, as each
+        draws its own random numbers; rank 0 writes. Killed between the two files, a
+        run does this epoch again.
         """
         files = [self.BEST, self.LATEST] if accuracy > self.best else [self.LATEST]
         self.epoch, self.best = epoch, max(accuracy, self.best)
@@ -62,8 +65,15 @@ class State:
         content |= {"so_far": self.so_far, "dealt": self.dealt(), "run": RUN}
         content["random"] = all_ranks(random_states(self.device))
         if rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
             for file in files:
-                save(content, file)
+                save(content, self.folder / file)
+                if os.path.isfile(file) and not os.path.islink(file):
+                    os.replace(file, self.folder / f"earlier_{file}")
+                link = Path(f"{file}.{os.getpid()}.part")
+                link.unlink(missing_ok=True)
+                link.symlink_to(self.folder / file)
+                link.replace(file)
 
     def resume(self, file):
         """Go on where a checkpoint stands, with any number of processes.
@@ -73,7 +83,7 @@ class State:
         the same for all processes.
         """
         if not Path(file).is_file():
-            raise UserError(f"no {file}: leave out --resume to start anew")
+            raise UserError(f"no file '{file}': leave out --resume to start anew")
         try:
             with zipfile.ZipFile(file) as archive:  # torch.load checks no sums
                 if part := archive.testzip():

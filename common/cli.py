@@ -4,8 +4,18 @@ import argparse
 import atexit
 import gc
 import os
+import re
 import sys
+import threading
 import time
+
+# Of others' errors: words (a regular expression), what is wrong and what to do.
+KNOWN = {
+    "No space left|quota exceeded": "the disk is full: make room",
+    "out of memory|t allocate memory": "out of memory: type a smaller --batch-size",
+    "more than 1 value per channel": "BatchNorm needs a last batch of more than one "
+    "image: type another --batch-size",
+}
 
 
 class UserError(Exception):
@@ -27,6 +37,12 @@ def report(kind, error, trace):
         time.sleep(5)
     if getattr(error, "name", "") in ("tensorboard", "matplotlib", "tqdm"):
         kind, text = UserError, f"no {error.name}: `source common/env.sh` tells more"
+    for words, what in KNOWN.items():
+        if kind is not UserError and re.search(words, text):
+            kind, text = UserError, f"{what} ({text.splitlines()[0]})"
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if kind is ValueError and not os.environ.get(name, "1").isdigit():
+            kind, text = UserError, f"{name} is no number: type `unset {name}`"
     if kind.__module__.startswith("wandb."):  # no key, or no network
         kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
@@ -54,6 +70,10 @@ def leave():
 
 
 sys.excepthook = report
+# TensorBoard's thread raises a full disk's error in the main one, too.
+threading.excepthook = lambda of: (
+    issubclass(of.exc_type, OSError) or threading.__excepthook__(of)
+)
 atexit.register(leave)
 
 
@@ -71,6 +91,14 @@ class OptionParser(argparse.ArgumentParser):
                 action.help += " (default: %(default)s)"
         return super().format_help()
 
+    def parse_args(self):
+        options = super().parse_args()
+        for name, value in vars(options).items():
+            if isinstance(value, (int, float)) and not 0 <= value < 2**31:  # or nan
+                name = name.replace("_", "-")
+                self.error(f"--{name} {value} is not from 0 to 2147483647")
+        return options
+
     def error(self, message):
         raise UserError(f"{message}; --help lists the options")
 
@@ -84,3 +112,13 @@ def at_least(least):
         return int(text)
 
     return whole_number
+
+
+def add_line(file, text):
+    """Append a line to a file: all of it or, with a UserError, nothing."""
+    line = f"{text}\n".encode()
+    with open(file, "ab", buffering=0) as out:
+        start = out.tell()
+        if out.write(line) < len(line):
+            out.truncate(start)
+            raise UserError(f"no room for the result in {file}")

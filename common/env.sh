@@ -70,10 +70,24 @@ export PYTHONUNBUFFERED=1
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2} TF_ENABLE_ONEDNN_OPTS=0
 # torch.profiler: no messages of its own; one is an ERROR that there is no GPU.
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
+unset PYTHONSAFEPATH # or a script would not find the folder common beside it
 if [[ ! ${GPUS:-1} =~ ^[1-9][0-9]*$ ]]; then
     echo "Error: GPUS=$GPUS: type a number, such as GPUS=4" >&2
     return 2
 fi
+if [[ ! ${SLURM_GPUS_ON_NODE:-1} =~ ^[1-9][0-9]*$ ]]; then
+    echo "Error: SLURM_GPUS_ON_NODE=$SLURM_GPUS_ON_NODE is no number: type unset SLURM_GPUS_ON_NODE" >&2
+    return 2
+fi
+# How many seconds a job may do no step, then common.torchrun ends it; and how many of these
+# nodes may wait for each other: on a slow disk PyTorch may take minutes to start.
+export DDP_TIMEOUT=${DDP_TIMEOUT:-1800}
+if [[ ! $DDP_TIMEOUT =~ ^[1-9][0-9]*$ ]]; then
+    echo "Error: DDP_TIMEOUT=$DDP_TIMEOUT: type a number of seconds, such as DDP_TIMEOUT=600" >&2
+    return 2
+fi
+least=$((DDP_TIMEOUT < 300 ? DDP_TIMEOUT : 300))
+export PET_RDZV_CONF=join_timeout=$least,read_timeout=$least,timeout=$least # torchrun reads it
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 

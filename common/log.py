@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from common.cli import UserError
+from common.cli import UserError, add_line
 
 
 def rank0_print(line):
@@ -47,12 +47,12 @@ class RunLog:
         """
         self.enabled, self.writer, self.counts = enabled, Nothing(), counts
         self.batch, self.world_size = args.batch_size * world_size, world_size
-        if not enabled:
-            return
         script = Path(sys.argv[0]).stem
         job = os.environ.get("SLURM_JOB_ID")  # several runs may share one
         run = f"{job or format(time.time(), '.0f')}-{os.getpid()}"
         self.folder = Path("logs", f"{script}-{run}")
+        if not enabled:
+            return
         try:
             Path("logs").mkdir(exist_ok=True)
             if scalars:  # slow to import, and only one process needs it
@@ -73,16 +73,9 @@ class RunLog:
             name = module.get_device_name(device)
         elif here > cores:
             name, unit = f"CPU core ({here} share {cores})", "rank"
-        self.fields = {
-            "script": script,
-            "gpus": world_size,
-            "nodes": nodes,
-            "device": name,
-            "batch_per_gpu": args.batch_size,
-            "batch": self.batch,
-            "options": vars(args),
-            "slurm_job": job,
-        }
+        self.fields = {"script": script, "gpus": world_size, "nodes": nodes}
+        self.fields |= {"device": name, "slurm_job": job, "options": vars(args)}
+        self.fields |= {"batch": self.batch, "batch_per_gpu": args.batch_size}
         self.print(f"{script} on {world_size} x {name}")
         batches = f"{args.batch_size} per {unit} x {world_size} {unit}"
         self.print(f"Batch size: {batches}{'s' * (world_size > 1)} = {self.batch}")
@@ -97,7 +90,7 @@ class RunLog:
         Meanwhile a bar moves on a terminal; elsewhere a line comes every 30 seconds.
         """
         steps, seen = steps or len(loader), 0
-        start = said = time.perf_counter()
+        start = said = told = time.perf_counter()
         form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
         with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
@@ -107,9 +100,13 @@ class RunLog:
                 speed = f"{seen / (time.perf_counter() - start):.1f} {self.counts}/s"
                 bar.set_postfix_str(speed, refresh=False)
                 bar.update()
-                if bar.disable and time.perf_counter() - said > 30:
-                    said = time.perf_counter()
+                now = time.perf_counter()
+                if bar.disable and now - said > 30:
+                    said = now
                     self.print(f"{step} of {steps} steps, {speed}")
+                if now - told > 1 and "RANKS_TELL" in os.environ:
+                    told = now
+                    Path(os.environ["RANKS_TELL"], "steps").touch()
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
@@ -146,27 +143,18 @@ class RunLog:
             return
         epochs = self.epochs[: self.fields["options"]["epochs"]]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
-        self.fields |= {
-            "counts": self.counts,
-            f"{self.counts}_per_epoch": images[0],
-            "seconds_per_epoch": statistics.median(seconds),
-            f"{self.counts}_per_second": images[0] / statistics.median(seconds),
-            "peak_memory_gb": self.memory / 1e9,
-            "torch": torch.__version__,
-            "epoch_ends": [end for _, _, end in self.epochs],  # seconds since 1970
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            **fields,
-        }
+        median = statistics.median(seconds)
+        fields |= {"counts": self.counts, f"{self.counts}_per_epoch": images[0]}
+        fields |= {f"{self.counts}_per_second": images[0] / median}
+        fields |= {"seconds_per_epoch": median, "peak_memory_gb": self.memory / 1e9}
+        ends = [end for _, _, end in self.epochs]  # seconds since 1970
+        fields |= {"epoch_ends": ends, "finished": time.strftime("%FT%T%z")}
+        self.fields |= {"torch": torch.__version__, **fields}
         self.writer.close()
-        line = f"{json.dumps(self.fields)}\n".encode()
-        with open("logs/results.jsonl", "ab", buffering=0) as file:
-            start = file.tell()
-            if file.write(line) < len(line):  # no half line, or it spoils the next
-                file.truncate(start)
-                raise UserError("no room for the result in logs/results.jsonl")
+        add_line("logs/results.jsonl", json.dumps(self.fields))
         if len(epochs) > 1:
-            first, median = epochs[0][1], statistics.median(seconds)
-            self.print(f"First epoch: {first:.1f} s; later ones: {median:.1f} s")
+            first = f"First epoch: {epochs[0][1]:.1f} s"
+            self.print(f"{first}; later ones: {median:.1f} s")
         self.print("Result added to logs/results.jsonl")
 
 

@@ -3,7 +3,11 @@
 To read a number (`.item()`) in every step would make the host wait for the device.
 """
 
+import math
+
 import torch
+
+from common.cli import UserError
 
 
 def batch_sums(loss, *correct):
@@ -20,9 +24,14 @@ def batch_sums(loss, *correct):
 def means(sums, *names):
     """Return sums as {"loss": mean, "accuracy": %}; this waits for the device.
 
-    names: of the accuracies, if there are others than "accuracy".
+    names: of the accuracies, if there are others than "accuracy". Raises UserError
+    if a training's loss is not finite; in 16 bits an early validation's may not be.
     """
     loss_sum, *correct, count = sums.tolist()
+    if torch.is_grad_enabled() and not math.isfinite(loss_sum):
+        raise UserError(
+            f"the loss is {loss_sum}: type a smaller --lr, or --dtype fp32"
+        )
     percent = [100 * number / count for number in correct]
     names = names or ("accuracy",)
     return {"loss": loss_sum / count, **dict(zip(names, percent, strict=True))}

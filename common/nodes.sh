@@ -9,8 +9,7 @@ gpus 1 2 # without Slurm one for each node, unless you say GPUS=2
 # deals out ports itself.
 launch=("${PYTHON[@]}" -m common.torchrun --nnodes="${SLURM_NNODES:-2}"
     --nproc-per-node="$GPUS" --rdzv-id="$job" --rdzv-backend=c10d
-    --rdzv-endpoint="$host:$((10000 + job % 20000))"
-    --rdzv-conf=join_timeout=300,read_timeout=300 "$@") # a slow disk may take minutes
+    --rdzv-endpoint="$host:$((10000 + job % 20000))" "$@")
 
 if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also within `srun --pty bash`, which has it all
     exec srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \

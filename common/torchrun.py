@@ -2,32 +2,44 @@
 
     python -m common.torchrun --standalone --nproc-per-node=2 SCRIPT.py [OPTIONS]
 
-torchrun itself adds pages of its own and always exits with status 1.
+torchrun itself adds pages of its own and always exits with status 1. This one also
+says who waits where, and ends a job that has done no step for DDP_TIMEOUT seconds.
 """
 
+import linecache
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read by the imports below
-from torch.distributed import TCPStore
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read by the imports below
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 from torch.distributed.run import main
 
+if os.environ["TORCH_CPP_LOG_LEVEL"] == "FATAL":  # of the ranks we want to hear more
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 logging.disable(logging.ERROR)
 # The processes meet where torchrun's option --local-addr says. Its default, the name
 # that the host calls itself, may be of a network that leads nowhere.
 node = os.environ.get("SLURMD_NODENAME", "")
 address = "localhost" if "--standalone" in sys.argv else node
 os.environ.setdefault("PET_LOCAL_ADDR", address)
+
+
+def say(text):
+    """Print a line of its own, also where a bar is."""
+    print("\n" * sys.stderr.isatty() + text, file=sys.stderr, flush=True)
 
 
 def pass_on(number, frame):
@@ -37,42 +49,85 @@ def pass_on(number, frame):
             os.kill(int(rank), number)
 
 
-def roll_call(nodes, seconds=60):
-    """On the first of these nodes, say which of the others have not come by then."""
-    (endpoint,) = [word for word in sys.argv if word.startswith("--rdzv-endpoint=")]
-    host, port = endpoint.partition("=")[2].split(":")
-    try:
-        store = TCPStore(host, int(port), timeout=timedelta(seconds=seconds))
-        store.set(f"here/{node}", "")
+def watch(ranks, limit):
+    """Say where the processes of this node are, if none does a step for 10 s.
+
+    ranks: a folder, in which each has a file RANK.PID since device.get_ranks(), and
+    RunLog.bar() touches "steps". After limit seconds without one the job ends.
+    """
+    steps, before, still = ranks / "steps", None, 0
+    while True:
+        time.sleep(2)
+        files = sorted(ranks.glob("*.*"))
+        now = files and steps.exists() and steps.stat().st_mtime
+        still, before = (still + 2 if files and now == before else 0), now
+        if still < limit and still % 60 != 10:
+            continue
+        places = "; ".join(map(where, files))
+        if still < limit:
+            say(f"no step for {still} s: {places}")
+            continue
+        say(f"Error: no step for {still} s, the time limit: {places}")
+        for file in files:  # one that is stopped could not end
+            os.kill(int(file.suffix[1:]), signal.SIGCONT)
+        return os.kill(os.getpid(), signal.SIGTERM)
+
+
+def where(file):
+    """Return at which line of its script the process of this file is."""
+    os.truncate(file, 0)
+    os.kill(int(file.suffix[1:]), signal.SIGUSR2)  # it writes its calls to the file
+    time.sleep(0.5)
+    for name, line in re.findall(r'"(.*)", line (\d+)', file.read_text()):
+        if name.startswith(os.getcwd()) and "/common/" not in name:
+            code = linecache.getline(name, int(line)).strip()
+            return f"rank {file.stem} at {Path(name).name}:{line} `{code}`"
+    return f"rank {file.stem} does not answer"
+
+
+def roll_call(nodes, seconds=10):
+    """Say which of these nodes have not come by then; they may have no names."""
+    here, missing = Path(folder.name), []
+    with suppress(RuntimeError):  # nobody there, or no more: main() tells why
+        if nodes:
+            (endpoint,) = [word for word in sys.argv if "--rdzv-endpoint=" in word]
+            host, port = endpoint.partition("=")[2].split(":")
+            store = TCPStore(host, int(port), timeout=timedelta(seconds=60))
+            store.set(f"here/{node}", "")
         time.sleep(seconds)
         missing = [name for name in nodes if not store.check([f"here/{name}"])]
-    except RuntimeError:  # nobody there, or no more: main() tells why
-        return
     if missing and node == nodes[0]:
         who, first = ", ".join(missing), missing[0]
         ask = f"srun --overlap --nodelist={first} hostname"
-        text = f"still waiting for {who} after {seconds} s: does `{ask}` answer?"
-        print(text, file=sys.stderr)
+        say(f"still waiting for {who} after {seconds} s: does `{ask}` answer?")
+    elif not nodes and not any(here.glob("logs/*/attempt*")):  # no rank is started
+        say(f"still waiting for other nodes after {seconds} s: is it started there?")
 
 
-nodes = os.environ.get("JOB_NODES")  # of common/nodes.sh
-if nodes and "--standalone" not in sys.argv:
-    threading.Thread(target=roll_call, args=[nodes.split()], daemon=True).start()
 signal.signal(signal.SIGUSR1, pass_on)  # else it would end this process
 # When a node fails, srun ends the others. They say nothing and leave with the lowest
 # status, as the job gets the highest.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+folder = TemporaryDirectory(prefix="torchrun-")  # until this process ends
+os.environ["PET_LOG_DIR"] = f"{folder.name}/logs"  # else torchrun leaves one behind
+os.environ["RANKS_TELL"] = ranks = f"{folder.name}/ranks"
+os.mkdir(ranks)
+watched = Path(ranks), int(os.environ.get("DDP_TIMEOUT") or 1800)
+threading.Thread(target=watch, args=watched, daemon=True).start()
+if "--standalone" not in sys.argv:
+    nodes = os.environ.get("JOB_NODES", "").split()  # of common/nodes.sh
+    threading.Thread(target=roll_call, args=[nodes], daemon=True).start()
 try:
     try:
         main()
-    except RendezvousTimeoutError:
+    except (RendezvousTimeoutError, DistStoreError):
         sys.exit("Error: not all nodes have come")
-    except RendezvousError:
+    except (RendezvousError, DistNetworkError):
         time.sleep(5)  # if the first node has failed, it has told why
         sys.exit("Error: no connection to the first node's torchrun; has it failed?")
 except SignalException as error:  # SIGTERM or Ctrl-C, while main() runs and after
     if error.sigval == signal.SIGINT:
-        print("\nStopped by Ctrl-C", file=sys.stderr)
+        say("Stopped by Ctrl-C")
     sys.exit(130 if error.sigval == signal.SIGINT else 1)
 except ChildFailedError as error:
     # A rank that a signal ended has a negative status; for those that torchrun ended
@@ -81,5 +136,5 @@ except ChildFailedError as error:
     status = max(failures)
     if status < 0:
         name = signal.Signals(-status).name
-        print(f"Error: rank {failures[status]} was ended by {name}", file=sys.stderr)
+        say(f"Error: rank {failures[status]} was ended by {name}")
     sys.exit(status if status > 0 else 128 - status)

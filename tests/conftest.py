@@ -31,6 +31,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "test_readmes" not in item.nodeid)
 
 
+def pytest_runtest_logreport(report):
+    """Show a failure at once: who waits for a long run need not wait for its end."""
+    if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
+        print(f"\n{report.nodeid}\n{report.longreprtext[-3000:]}", flush=True)
+
+
 def load(exercise, name):
     """Import a module of an exercise: others have modules of the same names."""
     folders = {str(REPOSITORY / other) for other in EXERCISES}

@@ -197,7 +197,7 @@ def other(name):
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("none", "no file: leave out --resume"),
+        ("none", "no file 'file': leave out --resume"),
         ("weights", "no checkpoint of this script"),
         ("text", "damaged"),
         ("half", "damaged"),

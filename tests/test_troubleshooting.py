@@ -81,7 +81,7 @@ def message(node, names):
             return f"{text}, ..."
         if name == "threading.Timer":
             return constant_parts(node.args[2].elts[0], names)
-        if name == "print" and "stderr" in ast.unparse(node):
+        if name == "say" or (name == "print" and "stderr" in ast.unparse(node)):
             return text
         if name == "sys.exit" and text.startswith("Error: "):
             return text
@@ -97,8 +97,11 @@ def messages_of_python(source):
             inside |= {node: function for node in ast.walk(function)}
     for node in ast.walk(tree):
         line = getattr(node, "end_lineno", 0)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KNOWN":
+            for what in ast.literal_eval(node.value).values():
+                yield f"{what} (...)", line
         text = normal(message(node, assigned(inside.get(node, tree), line)) or "")
-        if text not in ("", "..."):
+        if text not in ("", "...", "... (...)"):
             yield text, line
 
 

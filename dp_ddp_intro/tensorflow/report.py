@@ -10,7 +10,7 @@ from pathlib import Path
 import tensorflow as tf
 from keras import callbacks
 
-from common.cli import UserError
+from common.cli import UserError, add_line
 
 
 def get_devices(cores):
@@ -111,6 +111,5 @@ class Report(callbacks.Callback):
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         Path("logs").mkdir(exist_ok=True)
-        with open("logs/results.jsonl", "a") as file:
-            file.write(json.dumps(self.fields) + "\n")
+        add_line("logs/results.jsonl", json.dumps(self.fields))
         self.print("Result added to logs/results.jsonl")

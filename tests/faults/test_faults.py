@@ -1,0 +1,295 @@
+"""Faults, over all training and run scripts that the tree has: none is left out."""
+
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from conftest import EXERCISES, REPOSITORY, copy_room, load, mistake, run
+
+SCRIPTS = sorted(
+    file.relative_to(REPOSITORY)
+    for exercise in EXERCISES
+    for file in (REPOSITORY / exercise).rglob("*.py")
+    if re.search(r"\b(RunLog|Report)\(args", file.read_text())
+)
+DDP = [s for s in SCRIPTS if "init_process_group" in (REPOSITORY / s).read_text()]
+RUN_SCRIPTS = [
+    file.relative_to(REPOSITORY)
+    for exercise in EXERCISES
+    for file in sorted((REPOSITORY / exercise).glob("*.sh"))
+]
+# In the process of this rank: a signal when this function is first called.
+SPY = """
+import os, signal, sys
+rank, name, number = os.environ["FAULT"].split()
+
+def spy(frame, event, arg):
+    if event == "call" and frame.f_code.co_name == name:
+        sys.setprofile(None)
+        os.kill(os.getpid(), int(number))
+
+if os.environ.get("RANK") == rank:
+    sys.setprofile(spy)
+"""
+
+
+def text_of(script):
+    return (REPOSITORY / script).read_text()
+
+
+def launchers(exercise, words):
+    """Return the run scripts of an exercise that have these words."""
+    found = [
+        s for s in RUN_SCRIPTS if s.parts[0] == exercise and words in text_of(s)
+    ]
+    return [
+        s.name for s in found if "tensorflow" not in s.name and "8gpus" not in s.name
+    ]
+
+
+def small(exercise):
+    """Return what its README types to train in short."""
+    text = (REPOSITORY / exercise / "README.md").read_text()
+    return re.search(r'^SMALL="(.*)"', text, re.M)[1].split()
+
+
+def words(script, exercise, launcher):
+    """Return what to type behind a run script; two rooms' know their script."""
+    knows = script in text_of(Path(exercise, launcher)).split("exec ")[-1]
+    return [script] * (not knows) + small(exercise)
+
+
+def functions(script):
+    names = (
+        n.name for n in ast.walk(ast.parse(text_of(script))) if hasattr(n, "name")
+    )
+    return {*names}
+
+
+def left(mark):
+    """Return the processes that have this text in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:  # it has ended meanwhile
+            pass
+    return found
+
+
+def with_fault(launcher, script, rank, function, number, tmp_path, sample, **env):
+    """Start it; return its exit status and output, when no process is left."""
+    exercise, *rest = Path(script).parts
+    room = copy_room(exercise, tmp_path)
+    (tmp_path / "spy").mkdir()
+    (tmp_path / "spy/sitecustomize.py").write_text(SPY)
+    mark = f"MARK={uuid.uuid4()}"
+    name, _, value = mark.partition("=")
+    env = {"FAULT": f"{rank} {function} {int(number)}", name: value, **env}
+    env |= {"PYTHONPATH": str(tmp_path / "spy")}
+    command = ["bash", launcher, *words("/".join(rest), exercise, launcher)]
+    done = run(command, room, sample, timeout=200, **env)
+    deadline = time.monotonic() + 40
+    while left(mark):
+        assert time.monotonic() < deadline, left(mark)
+        time.sleep(0.2)
+    assert not [*room.rglob("*.part")]
+    assert not (room / "logs/results.jsonl").exists()
+    assert not [*Path("/tmp").glob(f"torchrun-*/ranks/*.{value}")]
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_tree_has_been_walked():
+    assert len(SCRIPTS) >= 28 and len(DDP) >= 12 and len(RUN_SCRIPTS) >= 21
+    assert {s.parts[0] for s in SCRIPTS} == {*EXERCISES}
+    assert all(launchers(s.parts[0], "--standalone") for s in DDP)
+
+
+def kills():
+    for script in DDP:
+        yield script, 1, "train" if "train" in functions(script) else "main"
+    for script in DDP:  # rank 0 saves; others evaluate
+        if script.name in ("cinic_ddp.py", "cinic_requeue.py"):
+            yield script, 0, "save"
+    done = set()
+    for script in DDP:
+        if "evaluate" in functions(script) and script.parts[0] not in done:
+            done.add(script.parts[0])
+            yield script, 1, "evaluate"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script, rank, function", [*kills()], ids=str)
+def test_a_killed_rank_ends_the_job(script, rank, function, tmp_path, sample):
+    (launcher, *_) = launchers(script.parts[0], "--standalone")
+    fault = rank, function, signal.SIGKILL
+    status, output = with_fault(launcher, script, *fault, tmp_path, sample)
+    assert status == 137, output
+    assert f"Error: rank {rank} was ended by SIGKILL" in output
+    assert "Traceback" not in output, output
+
+
+STOPS = [(launchers(DDP[0].parts[0], "--standalone")[0], DDP[0])]
+STOPS += [
+    (launchers(s.parts[0], "common/nodes.sh")[0], s)
+    for s in DDP
+    if "mnist" in s.name
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher, script", STOPS, ids=str)
+def test_a_stopped_rank_is_named_and_ends_the_job(
+    launcher, script, tmp_path, sample
+):
+    fault = 1, "train", signal.SIGSTOP
+    limit = {"DDP_TIMEOUT": "30"}
+    status, output = with_fault(launcher, script, *fault, tmp_path, sample, **limit)
+    assert status == 1, output
+    assert re.search(r"^no step for 10 s: .*rank 1 does not answer$", output, re.M)
+    last = r"^Error: no step for 30 s, the time limit: .*rank 1 does not answer$"
+    assert re.search(last, output, re.M) and "Traceback" not in output, output
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_a_killed_launcher(tmp_path, sample):
+    (script,) = [s for s in DDP if s.name == "mnist_ddp.py"]
+    room, name = copy_room(script.parts[0], tmp_path), str(uuid.uuid4())
+    (launcher,) = launchers(script.parts[0], "--standalone")
+    command = ["bash", launcher, "--epochs", "100000"]
+    env = {**os.environ, "DATADIR": str(sample), "MARK": name}
+    with open(tmp_path / "out", "w") as out:
+        job = subprocess.Popen(command, cwd=room, env=env, stdout=out, stderr=out)
+        while "Epoch 2: " not in (tmp_path / "out").read_text():
+            assert job.poll() is None, (tmp_path / "out").read_text()
+            time.sleep(0.1)
+        job.kill()  # the run script has become the launcher
+        job.wait()
+    deadline = time.monotonic() + 20
+    while left(f"MARK={name}"):
+        assert time.monotonic() < deadline, left(f"MARK={name}")
+        time.sleep(0.1)
+    assert not (room / "logs/results.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="a full disk needs root, to mount one")
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_full_disk_is_said_in_a_line(exercise, tmp_path, sample):
+    room = copy_room(exercise, tmp_path)
+    script = next(s for s in SCRIPTS if s.parts[0] == exercise and s not in DDP)
+    options = [*small(exercise), "--epochs", "1"]
+    (room / "logs").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", room / "logs"])
+    try:
+        command = [sys.executable, script.name, *options]
+        done = run(command, room, sample, KINETO_LOG_LEVEL="6")
+    finally:
+        subprocess.run(["umount", room / "logs"])
+    assert done.returncode == 2, done.stderr
+    (line,) = [li for li in done.stderr.splitlines() if "Autocast" not in li]
+    assert line.startswith("Error: ") and re.search(
+        "the disk is full|No space", line
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
+def test_numbers_that_are_none(script, monkeypatch):
+    """Each option that takes a number refuses each of these in one line."""
+    if "tensorflow" in script.parts:
+        pytest.skip("with TensorFlow: test_tensorflow.py")
+    folder, name = REPOSITORY / script.parts[0], script.stem
+    if len(script.parts) > 2:
+        monkeypatch.syspath_prepend(REPOSITORY / script.parent)
+    module = load(folder.name, name)
+    options = re.findall(
+        r'add\("(--[\w-]+)", type=(?:int|float|at_least)', text_of(script)
+    )
+    assert options
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    for option in options:
+        for value in ("nan", "inf", "-inf", "-1", str(10**30), str(2**64), "x", ""):
+            monkeypatch.setattr(sys, "argv", [name, f"{option}={value}"])
+            with mistake(r"--[\w-]+"):
+                module.main()
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"])
+def test_variables_of_torchrun_that_are_no_numbers(name, tmp_path, sample):
+    room = copy_room("dp_ddp_intro", tmp_path)
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29501"}
+    env |= {"MASTER_ADDR": "localhost", name: "two"}
+    done = run([sys.executable, "ddp.py"], room, sample, **env)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert f"Error: {name} is no number: type `unset {name}`" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["two", "0"])
+@pytest.mark.parametrize("name", ["GPUS", "SLURM_GPUS_ON_NODE", "DDP_TIMEOUT"])
+@pytest.mark.parametrize("script", RUN_SCRIPTS, ids=str)
+def test_variables_of_the_run_scripts_that_are_no_numbers(script, name, value):
+    done = run(
+        ["bash", script.name, "x.py"], REPOSITORY / script.parent, **{name: value}
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {name}={value}")
+
+
+def test_another_package_of_the_name_common(tmp_path):
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/__init__.py").write_text("raise SystemExit('the other one')")
+    room = REPOSITORY / "exercise8"
+    command = [sys.executable, "pytorch_dvc_cnn_pretrained.py", "--help"]
+    done = run(command, room, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_safe_path_and_a_closed_stdout(tmp_path, sample):
+    room = copy_room("dp_ddp_intro", tmp_path)
+    options = [*small("dp_ddp_intro"), "--epochs", "1", "--sequences", "16"]
+    command = [
+        "bash",
+        "-c",
+        'exec bash jobscript.sh single.py "$@" >&-',
+        "-",
+        *options,
+    ]
+    done = run(command, room, sample, PYTHONSAFEPATH="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len((room / "logs/results.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, sample):
+    room = copy_room("dp_ddp_intro", tmp_path)
+    options = [*small("dp_ddp_intro"), "--lr", "1000000000", "--sequences", "64"]
+    done = run([sys.executable, "single.py", *options], room, sample)
+    assert done.returncode == 2 and not (room / "logs/results.jsonl").exists()
+    assert re.fullmatch(r"Error: the loss is (nan|inf): type a .*\n", done.stderr)
+
+
+def test_two_jobs_in_one_folder(tmp_path, sample):
+    """Each has a result and checkpoints of its own; the links lead to the last."""
+    room = copy_room("cinic_lab", tmp_path)
+    command = [sys.executable, "cinic.py", *small("cinic_lab"), "--epochs", "1"]
+    env = {**os.environ, "DATADIR": str(sample)}
+    jobs = [subprocess.Popen(command, cwd=room, env=env) for _ in range(2)]
+    assert [job.wait(timeout=200) for job in jobs] == [0, 0]
+    assert len((room / "logs/results.jsonl").read_text().splitlines()) == 2
+    assert len([*room.glob("logs/cinic-*/checkpoint.pth.tar")]) == 2
+    assert (room / "checkpoint.pth.tar").resolve().parent.parent == room / "logs"
+    shutil.copy(room / "checkpoint.pth.tar", tmp_path / "kept")
+    (room / "checkpoint.pth.tar").unlink()
+    (tmp_path / "kept").rename(room / "checkpoint.pth.tar")  # somebody's own file
+    assert run(command, room, sample).returncode == 0
+    assert len([*room.glob("logs/cinic-*/earlier_checkpoint.pth.tar")]) == 1
