@@ -68,12 +68,7 @@ class State:
             self.folder.mkdir(parents=True, exist_ok=True)
             for file in files:
                 save(content, self.folder / file)
-                if os.path.isfile(file) and not os.path.islink(file):
-                    os.replace(file, self.folder / f"earlier_{file}")
-                link = Path(f"{file}.{os.getpid()}.part")
-                link.unlink(missing_ok=True)
-                link.symlink_to(self.folder / file)
-                link.replace(file)
+                link_to(self.folder / file, file)
 
     def resume(self, file):
         """Go on where a checkpoint stands, with any number of processes.
@@ -159,6 +154,17 @@ class State:
             content = torch.load(self.LATEST, map_location="cpu", weights_only=True)
             its_own = content.get("run") == RUN
         return all_ranks(its_own)[0]
+
+
+def link_to(target, name):
+    """Make a link of this name; a file that has it moves to the target's folder."""
+    if os.path.isfile(name) and not os.path.islink(name):
+        os.replace(name, target.with_name(f"earlier_{name}"))
+    if not os.path.islink(name) or os.readlink(name) != str(target):
+        part = Path(f"{name}.{os.getpid()}.part")
+        part.unlink(missing_ok=True)
+        part.symlink_to(target)
+        part.replace(name)
 
 
 def rank():

@@ -76,7 +76,8 @@ if [[ ! ${GPUS:-1} =~ ^[1-9][0-9]*$ ]]; then
     return 2
 fi
 if [[ ! ${SLURM_GPUS_ON_NODE:-1} =~ ^[1-9][0-9]*$ ]]; then
-    echo "Error: SLURM_GPUS_ON_NODE=$SLURM_GPUS_ON_NODE is no number: type unset SLURM_GPUS_ON_NODE" >&2
+    echo "Error: SLURM_GPUS_ON_NODE=$SLURM_GPUS_ON_NODE is no number: type" \
+        "\`unset SLURM_GPUS_ON_NODE\`" >&2
     return 2
 fi
 # How many seconds a job may do no step, then common.torchrun ends it; and how many of these

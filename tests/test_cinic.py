@@ -281,7 +281,8 @@ def test_shares_of_three_processes(sample, tmp_path):
             assert torch.equal(buffers, alone["tested"][epoch][2])
     assert seen[0]["orders"][0] != seen[0]["orders"][1]
     files = sorted(path.name for path in (tmp_path / "3/logs").rglob("*"))
-    assert len(files) == 3 and "results.jsonl" in files  # a folder, and its events
+    # A folder, its events and checkpoints: one process writes.
+    assert len(files) == 5 and {*files} > {"results.jsonl", "checkpoint.pth.tar"}
     assert three.output(1) == three.output(2) == ""  # one speaks for all
 
 
@@ -482,7 +483,8 @@ def fails(room, datadir, options, *words, ranks=0, script="cinic.py"):
     [
         (["--gpu", "5"], "no GPU 5 here"),
         (["--arch", "vgg16"], "resnet152"),
-        (["--resume", "checkpoint.pth.tar"], "no checkpoint.pth.tar"),
+        (["--resume", "checkpoint.pth.tar"], "no file 'checkpoint.pth.tar'"),
+        (["--resume", ""], "no file '': leave out --resume"),
     ],
 )
 def test_mistakes(options, words, room, sample):

@@ -234,8 +234,10 @@ def test_variables_of_torchrun_that_are_no_numbers(name, tmp_path, sample):
     assert f"Error: {name} is no number: type `unset {name}`" in done.stderr
 
 
-@pytest.mark.parametrize("value", ["two", "0"])
-@pytest.mark.parametrize("name", ["GPUS", "SLURM_GPUS_ON_NODE", "DDP_TIMEOUT"])
+@pytest.mark.parametrize(
+    "name, value",
+    [("GPUS", "two"), ("SLURM_GPUS_ON_NODE", "0"), ("DDP_TIMEOUT", "-1")],
+)
 @pytest.mark.parametrize("script", RUN_SCRIPTS, ids=str)
 def test_variables_of_the_run_scripts_that_are_no_numbers(script, name, value):
     done = run(
