@@ -87,6 +87,8 @@ class State:
             options, self.epoch, self.best = (
                 content[name] for name in ("options", "epoch", "best")
             )
+            if self.epoch < 0:
+                raise ValueError(self.epoch)
             states = content["random"]
             done, sums, *times = content.get("so_far", self.so_far)
             sums = torch.as_tensor(sums, device=self.device)
@@ -99,6 +101,8 @@ class State:
                 if rank() < len(states):
                     self.random = states[rank()]
                     set_random_states(self.random, self.device)
+        except OSError as error:  # the disk's, not the file's
+            raise UserError(f"cannot read {file}: {error.strerror}") from None
         except Exception as error:
             raise UserError(
                 f"{file} is damaged, or no checkpoint of this script "

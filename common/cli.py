@@ -41,8 +41,10 @@ def report(kind, error, trace):
         if kind is not UserError and re.search(words, text):
             kind, text = UserError, f"{what} ({text.splitlines()[0]})"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if kind is ValueError and not os.environ.get(name, "1").isdigit():
-            kind, text = UserError, f"{name} is no number: type `unset {name}`"
+        value, least = os.environ.get(name, "1"), 0 if "RANK" in name else 1
+        usual = value.isdigit() and least <= int(value) < 65536
+        if kind is ValueError and not usual:
+            kind, text = UserError, f"{name}={value} cannot be: type `unset {name}`"
     if kind.__module__.startswith("wandb."):  # no key, or no network
         kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
@@ -54,7 +56,8 @@ def report(kind, error, trace):
         return sys.__excepthook__(kind, error, trace)
     # A loader's worker wraps its error in a traceback: the line is at the end. And
     # torch.distributed holds sys.stderr back until this returns: it does not.
-    print("Error:", text.split("UserError: ")[-1].strip(), file=sys.__stderr__)
+    text = text.split("UserError: ")[-1].strip()
+    print(f"Error: {text}\n", end="", file=sys.__stderr__)  # in one piece
     sys.exit(2)
 
 

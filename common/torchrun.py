@@ -39,7 +39,8 @@ os.environ.setdefault("PET_LOCAL_ADDR", address)
 
 def say(text):
     """Print a line of its own, also where a bar is."""
-    print("\n" * sys.stderr.isatty() + text, file=sys.stderr, flush=True)
+    start = "\n" * sys.stderr.isatty()
+    print(f"{start}{text}\n", end="", file=sys.stderr, flush=True)
 
 
 def pass_on(number, frame):
@@ -136,5 +137,6 @@ except ChildFailedError as error:
     status = max(failures)
     if status < 0:
         name = signal.Signals(-status).name
-        say(f"Error: rank {failures[status]} was ended by {name}")
+        why = " (mostly no memory is left)" * (name == "SIGKILL")
+        say(f"Error: rank {failures[status]} was ended by {name}{why}")
     sys.exit(status if status > 0 else 128 - status)

@@ -97,6 +97,7 @@ def test_what_the_course_types_and_its_report(room, sample):
     assert re.search(r"^ +\d+ +25 .* loss.backward\(\)", head, re.M)  # 5 x 5 batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", ["slurm_singlegpu.sh", "slurm_ddp.sh"])
 def test_workers_load_the_same_images(launch, room, sample):
     for workers in (0, 1):

@@ -49,6 +49,7 @@ def on_terminal(command, room, sample, stop_at=None):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exercise", PLAIN)
 def test_a_bar_on_a_terminal_and_none_in_a_file(exercise, tmp_path, sample):
     room = copy_room(exercise, tmp_path)

@@ -224,14 +224,25 @@ def test_numbers_that_are_none(script, monkeypatch):
                 module.main()
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"])
-def test_variables_of_torchrun_that_are_no_numbers(name, tmp_path, sample):
-    room = copy_room("dp_ddp_intro", tmp_path)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "RANK=two",
+        "LOCAL_RANK=x",
+        "WORLD_SIZE=0",
+        "WORLD_SIZE=x",
+        "MASTER_PORT=99999",
+    ],
+)
+def test_variables_of_torchrun_that_cannot_be(setting, tmp_path, sample):
+    room, (name, value) = copy_room("dp_ddp_intro", tmp_path), setting.split("=")
     env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29501"}
-    env |= {"MASTER_ADDR": "localhost", name: "two"}
-    done = run([sys.executable, "ddp.py"], room, sample, **env)
+    env |= {"MASTER_ADDR": "localhost", name: value}
+    done = run(
+        [sys.executable, "ddp.py", *small("dp_ddp_intro")], room, sample, **env
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert f"Error: {name} is no number: type `unset {name}`" in done.stderr
+    assert f"Error: {setting} cannot be: type `unset {name}`" in done.stderr
 
 
 @pytest.mark.parametrize(
