@@ -35,8 +35,8 @@ def get_ranks():
 def tell(file):
     """When common.torchrun asks by SIGUSR2, write to this file which code runs."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until then, and when Python ends
-    file = os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-    faulthandler.register(signal.SIGUSR2, file, all_threads=False)
+    calls = os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    faulthandler.register(signal.SIGUSR2, calls, all_threads=False)
     with suppress(AttributeError):  # prctl(2), of Linux: end when torchrun is killed
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

@@ -59,30 +59,38 @@ def watch(ranks, limit):
     steps, before, still = ranks / "steps", None, 0
     while True:
         time.sleep(2)
-        files = sorted(ranks.glob("*.*"))
+        files = sorted(ranks.glob("*.*"), key=lambda file: int(file.stem))
         now = files and steps.exists() and steps.stat().st_mtime
         still, before = (still + 2 if files and now == before else 0), now
         if still < limit and still % 60 != 10:
             continue
-        places = "; ".join(map(where, files))
+        places = "; ".join(filter(None, map(where, files)))
         if still < limit:
             say(f"no step for {still} s: {places}")
             continue
+        if "does not answer" not in places:
+            time.sleep(5)  # another node's may, and then its launcher names it
         say(f"Error: no step for {still} s, the time limit: {places}")
-        for file in files:  # one that is stopped could not end
+        for file in ranks.glob("*.*"):  # one that is stopped could not end
             os.kill(int(file.suffix[1:]), signal.SIGCONT)
         return os.kill(os.getpid(), signal.SIGTERM)
 
 
 def where(file):
-    """Return at which line of its script the process of this file is."""
-    os.truncate(file, 0)
-    os.kill(int(file.suffix[1:]), signal.SIGUSR2)  # it writes its calls to the file
+    """Return at which line of its script a process is; nothing if it has ended."""
+    try:
+        os.truncate(file, 0)
+        os.kill(int(file.suffix[1:]), signal.SIGUSR2)  # it writes its calls there
+    except OSError:
+        return file.unlink(missing_ok=True)
     time.sleep(0.5)
-    for name, line in re.findall(r'"(.*)", line (\d+)', file.read_text()):
-        if name.startswith(os.getcwd()) and "/common/" not in name:
-            code = linecache.getline(name, int(line)).strip()
-            return f"rank {file.stem} at {Path(name).name}:{line} `{code}`"
+    calls = re.findall(r'"(.*)", line (\d+)', file.read_text())
+    ours = [
+        c for c in calls if not re.search("/(site-packages|common)/|/lib/", c[0])
+    ]
+    for name, line in ours[:1]:
+        code = linecache.getline(name, int(line)).strip()
+        return f"rank {file.stem} at {Path(name).name}:{line} `{code}`"
     return f"rank {file.stem} does not answer"
 
 

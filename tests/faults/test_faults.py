@@ -95,7 +95,8 @@ def with_fault(launcher, script, rank, function, number, tmp_path, sample, **env
     mark = f"MARK={uuid.uuid4()}"
     name, _, value = mark.partition("=")
     env = {"FAULT": f"{rank} {function} {int(number)}", name: value, **env}
-    env |= {"PYTHONPATH": str(tmp_path / "spy")}
+    (tmp_path / "tmp").mkdir()
+    env |= {"PYTHONPATH": str(tmp_path / "spy"), "TMPDIR": str(tmp_path / "tmp")}
     command = ["bash", launcher, *words("/".join(rest), exercise, launcher)]
     done = run(command, room, sample, timeout=200, **env)
     deadline = time.monotonic() + 40
@@ -104,7 +105,7 @@ def with_fault(launcher, script, rank, function, number, tmp_path, sample, **env
         time.sleep(0.2)
     assert not [*room.rglob("*.part")]
     assert not (room / "logs/results.jsonl").exists()
-    assert not [*Path("/tmp").glob(f"torchrun-*/ranks/*.{value}")]
+    assert not [*(tmp_path / "tmp").iterdir()]
     return done.returncode, done.stdout + done.stderr
 
 
