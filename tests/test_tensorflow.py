@@ -2,11 +2,12 @@
 
 import importlib
 import json
+import re
 import sys
 from argparse import Namespace
 
 import pytest
-from conftest import REPOSITORY, copy_room, run
+from conftest import REPOSITORY, copy_room, mistake, run
 
 reason = "no TensorFlow in this environment: type make test-all"
 tf = pytest.importorskip("tensorflow", reason=reason)
@@ -145,3 +146,25 @@ def test_mistakes_are_told_in_a_line(room):
     done = run([*command, *TINY, "--sequences", 16, "--batch-size", 16], room)
     assert done.returncode == 2, done.stderr
     assert "type --sequences 32" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "name", ["single", "mirrored_strategy", "multi_worker_mirrored"]
+)
+def test_numbers_that_are_none(name, load, monkeypatch):
+    module = load(name)
+    text = (REPOSITORY / f"dp_ddp_intro/tensorflow/{name}.py").read_text()
+    options = re.findall(r'add\("(--[\w-]+)", type=(?:int|float|at_least)', text)
+    assert "--seed" in options
+    for option in options:
+        for value in ("nan", "inf", "-1", str(10**30), "x"):
+            monkeypatch.setattr(sys, "argv", [name, f"{option}={value}"])
+            with mistake(r"--[\w-]+"):
+                module.main()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(room):
+    command = ["bash", "jobscript_tensorflow.sh", "tensorflow/single.py", *TINY]
+    done = run([*command, "--lr", 1e9, "--sequences", 64], room)
+    assert done.returncode == 2 and not (room / "logs/results.jsonl").exists()
+    assert re.fullmatch(r"Error: the loss is (nan|inf): type a .*\n", done.stderr)

@@ -1,6 +1,7 @@
 """What the TensorFlow scripts run on, say and leave behind; see common/log.py."""
 
 import json
+import math
 import resource
 import statistics
 import sys
@@ -85,6 +86,8 @@ class Report(callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs):
         """epoch: counted from 0; logs: loss and accuracy (of 1) of the whole job."""
+        if not math.isfinite(logs["loss"]):
+            raise UserError(f"the loss is {logs['loss']}: type a smaller --lr")
         self.seconds.append(time.perf_counter() - self.epoch_start)
         seconds, self.accuracy = self.seconds[-1], 100 * logs["accuracy"]
         speed = f"{seconds:.1f} s, {self.tokens / seconds:.1f} tokens/s"
