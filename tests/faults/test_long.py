@@ -93,7 +93,8 @@ def test_200_epochs_are_flat(script, sample, tmp_path):
             uses.append([used(process) for process in found])
         assert len(uses[0]) == (3 if script == "ddp.py" else 1)
         for (before, *files), (after, *others) in zip(*uses, strict=True):
-            assert after < before + 10 and files == others, uses
+            assert after < before + 10, uses  # a file may be open for a moment
+            assert all(b < a + 5 for a, b in zip(files, others, strict=True)), uses
     finally:
         job.terminate()
         job.wait()
