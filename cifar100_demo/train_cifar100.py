@@ -121,6 +121,8 @@ def main():
     val_loader = make_loader(val_set, batch_size, device, workers=workers)
     args.steps = min(args.steps or len(train_loader), len(train_loader))
     optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    for p in model.parameters():  # or undefined if the scaler skips the first step
+        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     profiler = None
     if args.profile:  # 3 steps go by, 2 warm it up, 3 are recorded
         steps = schedule(wait=3, warmup=2, active=3, repeat=1)

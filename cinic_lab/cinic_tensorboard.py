@@ -127,6 +127,8 @@ def main():
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
     )
+    for p in model.parameters():  # or undefined if the scaler skips the first step
+        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     options = {"arch": args.arch, "epochs": args.epochs}
     state = State(model, optimizer, scheduler, device, log.folder, **options)

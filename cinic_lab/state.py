@@ -154,16 +154,23 @@ class State:
         again = any(int(os.environ.get(count) or 0) for count in counts)
         its_own = False
         # torchrun counts on the node alone whose process was lost.
-        if any(all_ranks(again)) and rank() == 0 and Path(self.LATEST).is_file():
-            content = torch.load(self.LATEST, map_location="cpu", weights_only=True)
-            its_own = content.get("run") == RUN
+        if any(all_ranks(again)) and rank() == 0:
+            files = Path("logs").glob(f"*/{self.LATEST}")
+            for file in sorted(files, key=os.path.getmtime, reverse=True):
+                content = torch.load(file, mmap=True, weights_only=True)
+                if content.get("run") == RUN:
+                    link_to(file, self.LATEST)  # others may have saved since
+                    its_own = True
+                    break
         return all_ranks(its_own)[0]
 
 
 def link_to(target, name):
-    """Make a link of this name; a file that has it moves to the target's folder."""
+    """Make a link of this name, and keep a file that has it under another one."""
     if os.path.isfile(name) and not os.path.islink(name):
-        os.replace(name, target.with_name(f"earlier_{name}"))
+        kept = f"{os.getpid()}_{name}"
+        os.replace(name, kept)
+        rank0_print(f"{name}, which an earlier run had left, is now {kept}")
     if not os.path.islink(name) or os.readlink(name) != str(target):
         part = Path(f"{name}.{os.getpid()}.part")
         part.unlink(missing_ok=True)

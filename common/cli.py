@@ -11,6 +11,7 @@ import time
 
 # Of others' errors: words (a regular expression), what is wrong and what to do.
 KNOWN = {
+    "</torch_|shared memory": "no shared memory is left: type --workers 0",
     "No space left|quota exceeded": "the disk is full: make room",
     "out of memory|t allocate memory": "out of memory: type a smaller --batch-size",
     "more than 1 value per channel": "BatchNorm needs a last batch of more than one "
@@ -32,9 +33,6 @@ def report(kind, error, trace):
     ends the others while they wait. So it does with those that have lost a peer.
     """
     rank, text = os.environ.get("RANK"), str(error)  # None: there is one process
-    lost = "peer" in text or "NCCL" in text
-    if lost or (kind is UserError and rank not in (None, "0")):
-        time.sleep(5)
     if getattr(error, "name", "") in ("tensorboard", "matplotlib", "tqdm"):
         kind, text = UserError, f"no {error.name}: `source common/env.sh` tells more"
     for words, what in KNOWN.items():
@@ -44,7 +42,13 @@ def report(kind, error, trace):
         value, least = os.environ.get(name, "1"), 0 if "RANK" in name else 1
         usual = value.isdigit() and least <= int(value) < 65536
         if kind is ValueError and not usual:
-            kind, text = UserError, f"{name}={value} cannot be: type `unset {name}`"
+            kind, text = (
+                UserError,
+                f"{name}={value} makes no sense: type `unset {name}`",
+            )
+    lost = "peer" in text or "NCCL" in text
+    if lost or (kind is UserError and rank not in (None, "0")):
+        time.sleep(5)
     if kind.__module__.startswith("wandb."):  # no key, or no network
         kind, text = UserError, text.splitlines()[0].split(". ")[0]
         text += ": type `python -m wandb login`, or `export WANDB_MODE=offline`"
@@ -75,7 +79,7 @@ def leave():
 sys.excepthook = report
 # TensorBoard's thread raises a full disk's error in the main one, too.
 threading.excepthook = lambda of: (
-    issubclass(of.exc_type, OSError) or threading.__excepthook__(of)
+    "No space left" in str(of.exc_value) or threading.__excepthook__(of)
 )
 atexit.register(leave)
 
@@ -121,7 +125,8 @@ def add_line(file, text):
     """Append a line to a file: all of it or, with a UserError, nothing."""
     line = f"{text}\n".encode()
     with open(file, "ab", buffering=0) as out:
-        start = out.tell()
-        if out.write(line) < len(line):
-            out.truncate(start)
+        start, written = out.tell(), out.write(line)
+        if written < len(line):
+            if os.fstat(out.fileno()).st_size == start + written:  # nobody else's
+                out.truncate(start)
             raise UserError(f"no room for the result in {file}")

@@ -80,15 +80,6 @@ if [[ ! ${SLURM_GPUS_ON_NODE:-1} =~ ^[1-9][0-9]*$ ]]; then
         "\`unset SLURM_GPUS_ON_NODE\`" >&2
     return 2
 fi
-# How many seconds a job may do no step, then common.torchrun ends it; and how many of these
-# nodes may wait for each other: on a slow disk PyTorch may take minutes to start.
-export DDP_TIMEOUT=${DDP_TIMEOUT:-1800}
-if [[ ! $DDP_TIMEOUT =~ ^[1-9][0-9]*$ ]]; then
-    echo "Error: DDP_TIMEOUT=$DDP_TIMEOUT: type a number of seconds, such as DDP_TIMEOUT=600" >&2
-    return 2
-fi
-least=$((DDP_TIMEOUT < 300 ? DDP_TIMEOUT : 300))
-export PET_RDZV_CONF=join_timeout=$least,read_timeout=$least,timeout=$least # torchrun reads it
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
@@ -139,3 +130,14 @@ for_cpus() { # keep memory for the next step: to get it anew costs a fifth of ti
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 }
 if ! has_driver || [[ ${CUDA_VISIBLE_DEVICES-0} =~ ^(-1)?$ ]]; then for_cpus; fi
+# A job that does no step for so many seconds is ended by common.torchrun: somewhat before
+# PyTorch's own limit, 10 minutes with NCCL and 30 with Gloo, which names nobody.
+if has_driver; then limit=540; else limit=1700; fi
+export DDP_TIMEOUT=${DDP_TIMEOUT:-$limit}
+if [[ ! $DDP_TIMEOUT =~ ^[1-9][0-9]*$ ]]; then
+    echo "Error: DDP_TIMEOUT=$DDP_TIMEOUT: type a number of seconds, such as DDP_TIMEOUT=600" >&2
+    return 2
+fi
+# So long nodes wait for each other at most: on a slow disk PyTorch may take minutes to start.
+limit=$((DDP_TIMEOUT < 300 ? DDP_TIMEOUT : 300))
+export PET_RDZV_CONF=join_timeout=$limit,read_timeout=$limit,timeout=$limit # for torchrun

@@ -23,6 +23,12 @@ def rank0_print(line):
             print(f"{line}\n", end="", flush=True)
 
 
+def gets_on():
+    """Let common.torchrun know that this process gets on; see its watch()."""
+    if folder := os.environ.get("RANKS_TELL"):
+        Path(folder, "steps").touch()
+
+
 class Nothing:
     """A writer that writes nothing: whatever it is asked to do, it does not."""
 
@@ -91,6 +97,7 @@ class RunLog:
         """
         steps, seen = steps or len(loader), 0
         start = said = told = time.perf_counter()
+        gets_on()
         form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
         with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
@@ -104,9 +111,9 @@ class RunLog:
                 if bar.disable and now - said > 30:
                     said = now
                     self.print(f"{step} of {steps} steps, {speed}")
-                if now - told > 1 and "RANKS_TELL" in os.environ:
+                if now - told > 1:
                     told = now
-                    Path(os.environ["RANKS_TELL"], "steps").touch()
+                    gets_on()
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
@@ -115,6 +122,7 @@ class RunLog:
         took, without the validation; parts: for example train={"loss": 0.1,
         "accuracy": 98.7}.
         """
+        gets_on()
         if not self.enabled:
             return
         self.epochs.append((images, seconds, time.time()))

@@ -24,14 +24,20 @@ def batch_sums(loss, *correct):
 def means(sums, *names):
     """Return sums as {"loss": mean, "accuracy": %}; this waits for the device.
 
-    names: of the accuracies, if there are others than "accuracy". Raises UserError
-    if a training's loss is not finite; in 16 bits an early validation's may not be.
+    names: of the accuracies, if there are others than "accuracy". Of a training's
+    loss see finite(); in 16 bits an early validation's may be none.
     """
     loss_sum, *correct, count = sums.tolist()
-    if torch.is_grad_enabled() and not math.isfinite(loss_sum):
-        raise UserError(
-            f"the loss is {loss_sum}: type a smaller --lr, or --dtype fp32"
-        )
+    loss = loss_sum / count
+    if torch.is_grad_enabled():
+        finite(loss)
     percent = [100 * number / count for number in correct]
     names = names or ("accuracy",)
-    return {"loss": loss_sum / count, **dict(zip(names, percent, strict=True))}
+    return {"loss": loss, **dict(zip(names, percent, strict=True))}
+
+
+def finite(loss):
+    """Return this number; raise UserError if it is infinite or none."""
+    if not math.isfinite(loss):
+        raise UserError(f"the loss is {loss}: type a smaller --lr, or --dtype fp32")
+    return loss

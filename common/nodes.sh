@@ -16,9 +16,10 @@ if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also within `srun --pty bash`, whi
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${launch[@]}"
 fi
 trap 'printf "\nStopped by Ctrl-C\n" >&2; exit 130' INT
-# By setsid they get no Ctrl-C: else both would say so, too.
-(pick_gpus "1-$GPUS" && exec setsid "${launch[@]}") & first=$!
-(pick_gpus "$((GPUS + 1))-$((2 * GPUS))" && exec setsid "${launch[@]}") & second=$!
+# By setsid, where there is one, they get no Ctrl-C: else both would say so, too.
+apart=$(command -v setsid || true)
+(pick_gpus "1-$GPUS" && exec $apart "${launch[@]}") & first=$!
+(pick_gpus "$((GPUS + 1))-$((2 * GPUS))" && exec $apart "${launch[@]}") & second=$!
 trap 'kill $first $second 2>/dev/null || true' EXIT
 wait -n # if one fails, this script ends here, and the other with it
 wait $first

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import time
 from contextlib import suppress
@@ -37,6 +38,10 @@ address = "localhost" if "--standalone" in sys.argv else node
 os.environ.setdefault("PET_LOCAL_ADDR", address)
 
 
+# Code that a script calls: ours, Python's and of its packages.
+OTHERS = os.path.dirname(__file__), *map(sysconfig.get_path, ("stdlib", "purelib"))
+
+
 def say(text):
     """Print a line of its own, also where a bar is."""
     start = "\n" * sys.stderr.isatty()
@@ -54,44 +59,50 @@ def watch(ranks, limit):
     """Say where the processes of this node are, if none does a step for 10 s.
 
     ranks: a folder, in which each has a file RANK.PID since device.get_ranks(), and
-    RunLog.bar() touches "steps". After limit seconds without one the job ends.
+    RunLog touches "steps" while it goes on. After limit seconds the job ends.
     """
-    steps, before, still = ranks / "steps", None, 0
+    steps, before, still, clock, said = ranks / "steps", None, 0, 0, -60
     while True:
         time.sleep(2)
-        files = sorted(ranks.glob("*.*"), key=lambda file: int(file.stem))
-        now = files and steps.exists() and steps.stat().st_mtime
-        still, before = (still + 2 if files and now == before else 0), now
-        if still < limit and still % 60 != 10:
+        clock += 2
+        now = steps.stat().st_mtime if steps.exists() else None
+        still, before = (still + 2 if now and now == before else 0), now
+        if still < limit and (still < 10 or clock - said < 60):
             continue
-        places = "; ".join(filter(None, map(where, files)))
+        places, said = "; ".join(where(ranks)), clock
         if still < limit:
             say(f"no step for {still} s: {places}")
             continue
         if "does not answer" not in places:
             time.sleep(5)  # another node's may, and then its launcher names it
         say(f"Error: no step for {still} s, the time limit: {places}")
-        for file in ranks.glob("*.*"):  # one that is stopped could not end
-            os.kill(int(file.suffix[1:]), signal.SIGCONT)
+        signal_all(ranks, signal.SIGCONT)  # one that is stopped could not end
         return os.kill(os.getpid(), signal.SIGTERM)
 
 
-def where(file):
-    """Return at which line of its script a process is; nothing if it has ended."""
-    try:
+def signal_all(ranks, number):
+    """Send a signal to the processes of these files, and forget those that ended."""
+    for file in ranks.glob("*.*"):
+        try:
+            os.kill(int(file.suffix[1:]), number)
+        except OSError:
+            file.unlink(missing_ok=True)
+
+
+def where(ranks):
+    """Yield at which line of its script each process is."""
+    for file in ranks.glob("*.*"):
         os.truncate(file, 0)
-        os.kill(int(file.suffix[1:]), signal.SIGUSR2)  # it writes its calls there
-    except OSError:
-        return file.unlink(missing_ok=True)
+    signal_all(ranks, signal.SIGUSR2)  # they write their calls to the files
     time.sleep(0.5)
-    calls = re.findall(r'"(.*)", line (\d+)', file.read_text())
-    ours = [
-        c for c in calls if not re.search("/(site-packages|common)/|/lib/", c[0])
-    ]
-    for name, line in ours[:1]:
-        code = linecache.getline(name, int(line)).strip()
-        return f"rank {file.stem} at {Path(name).name}:{line} `{code}`"
-    return f"rank {file.stem} does not answer"
+    for file in sorted(ranks.glob("*.*"), key=lambda file: int(file.stem)):
+        calls = re.findall(r'"([^<].*)", line (\d+)', file.read_text())
+        ours = [c for c in calls if not c[0].startswith(OTHERS)] or calls[-1:]
+        answer = "does not answer"
+        for name, line in ours[:1]:
+            code = linecache.getline(name, int(line)).strip()
+            answer = f"at {Path(name).name}:{line} `{code}`"
+        yield f"rank {file.stem} {answer}"
 
 
 def roll_call(nodes, seconds=10):
@@ -110,7 +121,7 @@ def roll_call(nodes, seconds=10):
         ask = f"srun --overlap --nodelist={first} hostname"
         say(f"still waiting for {who} after {seconds} s: does `{ask}` answer?")
     elif not nodes and not any(here.glob("logs/*/attempt*")):  # no rank is started
-        say(f"still waiting for other nodes after {seconds} s: is it started there?")
+        say(f"still waiting for other nodes after {seconds} s: are they started?")
 
 
 signal.signal(signal.SIGUSR1, pass_on)  # else it would end this process
@@ -121,7 +132,8 @@ folder = TemporaryDirectory(prefix="torchrun-")  # until this process ends
 os.environ["PET_LOG_DIR"] = f"{folder.name}/logs"  # else torchrun leaves one behind
 os.environ["RANKS_TELL"] = ranks = f"{folder.name}/ranks"
 os.mkdir(ranks)
-watched = Path(ranks), int(os.environ.get("DDP_TIMEOUT") or 1800)
+limit = os.environ.get("DDP_TIMEOUT") or "540"  # env.sh has looked at it
+watched = Path(ranks), max(10, int(limit))
 threading.Thread(target=watch, args=watched, daemon=True).start()
 if "--standalone" not in sys.argv:
     nodes = os.environ.get("JOB_NODES", "").split()  # of common/nodes.sh

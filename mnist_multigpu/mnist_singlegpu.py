@@ -21,7 +21,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device
 from common.log import RunLog, rank0_print
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, finite, means
 from dataset import MEAN, STD, mnist
 
 # The learning rates are where one usually starts.
@@ -71,7 +71,8 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
             seen = min(batch * log.batch, images)
             done = f"{seen}/{images} ({seen / images:.0%})"
             # To read a number waits for the device: not in every step.
-            log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss.item():.6f}")
+            loss = finite(loss.item())
+            log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss:.6f}")
 
 
 @torch.no_grad()

@@ -104,9 +104,12 @@ def test_commands_work_as_typed(file, copy, sample, tmp_path):
     brief = "README_TIMES" not in os.environ
     if brief:  # what sample_data.py would draw is there, a tenth of it
         shutil.copytree(sample, copy / "data/sample", dirs_exist_ok=True)
+        shutil.rmtree(
+            copy / "data/sample/CINIC"
+        )  # its runs are stopped in the middle
     for number, command in enumerate(typed):
         script += f"start=$EPOCHREALTIME\n{without_slurm(command)}\n"
-        if brief and command.startswith("SMALL="):
+        if brief and command.startswith("SMALL=") and "cinic" not in file:
             script += 'SMALL+=" --epochs 1"\n'
         script += f'echo {number} $PIPESTATUS $start $EPOCHREALTIME >> "{times}"\n'
     env = {

@@ -154,12 +154,14 @@ def test_mistakes_are_told_in_a_line(room):
 def test_numbers_that_are_none(name, load, monkeypatch):
     module = load(name)
     text = (REPOSITORY / f"dp_ddp_intro/tensorflow/{name}.py").read_text()
-    options = re.findall(r'add\("(--[\w-]+)", type=(?:int|float|at_least)', text)
+    options = re.findall(
+        r'add\(\s*"(--[\w-]+)",\s*type=(?:int|float|at_least)', text
+    )
     assert "--seed" in options
     for option in options:
         for value in ("nan", "inf", "-1", str(10**30), "x"):
             monkeypatch.setattr(sys, "argv", [name, f"{option}={value}"])
-            with mistake(r"--[\w-]+"):
+            with mistake(rf"{option}\b"):
                 module.main()
 
 

@@ -156,7 +156,7 @@ def test_a_stopped_rank_is_named_and_ends_the_job(
     limit = {"DDP_TIMEOUT": "30"}
     status, output = with_fault(launcher, script, *fault, tmp_path, sample, **limit)
     assert status == 1, output
-    assert re.search(r"^no step for 10 s: .*rank 1 does not answer$", output, re.M)
+    assert re.search(r"^no step for \d+ s: .*rank 1 does not answer$", output, re.M)
     last = r"^Error: no step for 30 s, the time limit: .*rank 1 does not answer$"
     assert re.search(last, output, re.M) and "Traceback" not in output, output
 
@@ -190,7 +190,9 @@ def test_a_full_disk_is_said_in_a_line(exercise, tmp_path, sample):
     script = next(s for s in SCRIPTS if s.parts[0] == exercise and s not in DDP)
     options = [*small(exercise), "--epochs", "1"]
     (room / "logs").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", room / "logs"])
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", room / "logs"]
+    if subprocess.run(mount).returncode != 0:
+        pytest.skip("no disk may be mounted here")
     try:
         command = [sys.executable, script.name, *options]
         done = run(command, room, sample, KINETO_LOG_LEVEL="6")
@@ -211,7 +213,7 @@ def test_numbers_that_are_none(script, monkeypatch):
         monkeypatch.syspath_prepend(REPOSITORY / script.parent)
     module = load(folder.name, name)
     options = re.findall(
-        r'add\("(--[\w-]+)", type=(?:int|float|at_least)', text_of(script)
+        r'add\(\s*"(--[\w-]+)",\s*type=(?:int|float|at_least)', text_of(script)
     )
     assert options
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
@@ -219,7 +221,7 @@ def test_numbers_that_are_none(script, monkeypatch):
     for option in options:
         for value in ("nan", "inf", "-inf", "-1", str(10**30), str(2**64), "x", ""):
             monkeypatch.setattr(sys, "argv", [name, f"{option}={value}"])
-            with mistake(r"--[\w-]+"):
+            with mistake(rf"{option}\b(?!.*one process)"):
                 module.main()
 
 
@@ -241,7 +243,7 @@ def test_variables_of_torchrun_that_cannot_be(setting, tmp_path, sample):
         [sys.executable, "ddp.py", *small("dp_ddp_intro")], room, sample, **env
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert f"Error: {setting} cannot be: type `unset {name}`" in done.stderr
+    assert f"Error: {setting} makes no sense: type `unset {name}`" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -304,4 +306,4 @@ def test_two_jobs_in_one_folder(tmp_path, sample):
     (room / "checkpoint.pth.tar").unlink()
     (tmp_path / "kept").rename(room / "checkpoint.pth.tar")  # somebody's own file
     assert run(command, room, sample).returncode == 0
-    assert len([*room.glob("logs/cinic-*/earlier_checkpoint.pth.tar")]) == 1
+    assert len([*room.glob("[0-9]*_checkpoint.pth.tar")]) == 1
