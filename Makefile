@@ -1,5 +1,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
+# Half as many again as there are CPUs: much of what is slow waits, for Slurm or a time limit.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 DEMO := --backbone tinyvgg --epochs 10 --finetune-epochs 2
 .PHONY: help demo test test-all lint bench venv venv-tensorflow
 
@@ -17,7 +19,7 @@ test: lint # each script as users run it, and what DDP promises
 	.venv/bin/python -m pytest
 
 test-all: lint venv-tensorflow # the same and what is slow; TensorFlow; with root a real Slurm
-	.venv/bin/python -m pytest -m ''
+	.venv/bin/python -m pytest -m '' -n $(WORKERS)
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
 lint: venv # style

@@ -1,7 +1,9 @@
 """The state of a training run, and checkpoints that hold it."""
 
+import atexit
 import hashlib
 import os
+import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -39,6 +41,8 @@ class State:
         self.folder = folder
         self.epoch, self.best, self.so_far = 0, -1.0, (0, 0.0, 0.0, 0.0)
         self.asked, self.loader, self.random = 0, None, None
+        # Else a signal ends Python while it ends.
+        atexit.register(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
 
     def parts(self):
         names = "model", "optimizer", "scheduler", "scaler"
@@ -152,7 +156,7 @@ class State:
         """Say whether this run was started again, and its checkpoint is here."""
         counts = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"
         again = any(int(os.environ.get(count) or 0) for count in counts)
-        its_own = False
+        its_own = done = False
         # torchrun counts on the node alone whose process was lost.
         if any(all_ranks(again)) and rank() == 0:
             files = Path("logs").glob(f"*/{self.LATEST}")
@@ -161,8 +165,15 @@ class State:
                 if content.get("run") == RUN:
                     link_to(file, self.LATEST)  # others may have saved since
                     its_own = True
+                    done = content["epoch"] == content["options"]["epochs"]
                     break
-        return all_ranks(its_own)[0]
+        its_own, done = all_ranks((its_own, done))[0]
+        if done:  # it was told to stop when it was at its end
+            rank0_print(f"{self.LATEST} has all epochs: nothing is left to do")
+            dist.barrier()
+            dist.destroy_process_group()
+            sys.exit()
+        return its_own
 
 
 def link_to(target, name):

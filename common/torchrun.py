@@ -6,6 +6,7 @@ torchrun itself adds pages of its own and always exits with status 1. This one a
 says who waits where, and ends a job that has done no step for DDP_TIMEOUT seconds.
 """
 
+import atexit
 import linecache
 import logging
 import os
@@ -125,6 +126,7 @@ def roll_call(nodes, seconds=10):
 
 
 signal.signal(signal.SIGUSR1, pass_on)  # else it would end this process
+atexit.register(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
 # When a node fails, srun ends the others. They say nothing and leave with the lowest
 # status, as the job gets the highest.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
