@@ -14,6 +14,7 @@ set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
 [[ -f model_parallel.py ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 FRAMEWORK=tensorflow
+[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
 need_script jobscript_tensorflow.sh "$@"
 

@@ -16,6 +16,7 @@
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
+[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
 
 echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}, GPUs: $(visible_gpus)"

@@ -260,6 +260,21 @@ def test_variables_of_the_run_scripts_that_are_no_numbers(script, name, value):
     assert line.startswith(f"Error: {name}={value}")
 
 
+@pytest.mark.parametrize("script", RUN_SCRIPTS, ids=str)
+def test_a_checkout_without_links(script, tmp_path):
+    """A zip file and Windows make a file of a link; Python's error says less."""
+    room = copy_room(script.parts[0], tmp_path)
+    (room / "common").unlink()
+    (room / "common").write_text("../common")
+    done = run(["bash", script.name, "x.py"], room)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "Error: type rm common; ln -s ../common common\n"
+    run(["bash", "-c", "rm common; ln -s ../common common"], room)
+    assert (room / "common").readlink() == (
+        REPOSITORY / "exercise8/common"
+    ).readlink()
+
+
 def test_another_package_of_the_name_common(tmp_path):
     (tmp_path / "common").mkdir()
     (tmp_path / "common/__init__.py").write_text("raise SystemExit('the other one')")
