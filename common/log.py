@@ -53,6 +53,7 @@ class RunLog:
         """
         self.enabled, self.writer, self.counts = enabled, Nothing(), counts
         self.batch, self.world_size = args.batch_size * world_size, world_size
+        gets_on()
         script = Path(sys.argv[0]).stem
         job = os.environ.get("SLURM_JOB_ID")  # several runs may share one
         run = f"{job or format(time.time(), '.0f')}-{os.getpid()}"

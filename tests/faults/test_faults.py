@@ -105,7 +105,7 @@ def with_fault(launcher, script, rank, function, number, tmp_path, sample, **env
         time.sleep(0.2)
     assert not [*room.rglob("*.part")]
     assert not (room / "logs/results.jsonl").exists()
-    assert not [*(tmp_path / "tmp").iterdir()]
+    assert not [*(tmp_path / "tmp").glob("torch[er]*")]  # torchrun's, not a cache
     return done.returncode, done.stdout + done.stderr
 
 
