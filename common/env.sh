@@ -126,10 +126,6 @@ has_driver() { # without one there is no GPU to count, which would take some sec
     compgen -G '/dev/nvidia[0-9]*' > /dev/null || [[ -e /dev/kfd || -e /dev/dxg ]]
 }
 
-for_cpus() { # keep memory for the next step: to get it anew costs a fifth of tinyvgg's time
-    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
-}
-if ! has_driver || [[ ${CUDA_VISIBLE_DEVICES-0} =~ ^(-1)?$ ]]; then for_cpus; fi
 # A job that does no step for so many seconds is ended by common.torchrun: somewhat before
 # PyTorch's own limit, 10 minutes with NCCL and 30 with Gloo, which names nobody.
 if has_driver; then limit=540; else limit=1700; fi
@@ -141,3 +137,8 @@ fi
 # So long nodes wait for each other at most: on a slow disk PyTorch may take minutes to start.
 limit=$((DDP_TIMEOUT < 300 ? DDP_TIMEOUT : 300))
 export PET_RDZV_CONF=join_timeout=$limit,read_timeout=$limit,timeout=$limit # for torchrun
+
+for_cpus() { # keep memory for the next step: to get it anew costs a fifth of tinyvgg's time
+    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
+}
+if ! has_driver || [[ ${CUDA_VISIBLE_DEVICES-0} =~ ^(-1)?$ ]]; then for_cpus; fi
