@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from common.checkpoint import save
 from common.cli import UserError
 from common.log import rank0_print
+from rest import Rest, random_states, set_random_states
 
 REQUEUE = 85  # the status of a run that was stopped and has saved
 # By torchrun's --rdzv-id; in a job that is the job's number, also once requeued.
@@ -37,10 +37,9 @@ class State:
     def __init__(self, model, optimizer, scheduler, device, folder=LOGS, **options):
         """folder: of the run; options: those that a checkpoint must agree with."""
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.scaler, self.device, self.options = None, device, options
-        self.folder = folder
+        self.device, self.folder, self.options = device, folder, options
         self.epoch, self.best, self.so_far = 0, -1.0, (0, 0.0, 0.0, 0.0)
-        self.asked, self.loader, self.random = 0, None, None
+        self.asked, self.scaler, self.loader, self.random = 0, None, None, None
         # Else a signal ends Python while it ends.
         atexit.register(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
 
@@ -170,7 +169,6 @@ class State:
         its_own, done = all_ranks((its_own, done))[0]
         if done:  # it was told to stop when it was at its end
             rank0_print(f"{self.LATEST} has all epochs: nothing is left to do")
-            dist.barrier()
             dist.destroy_process_group()
             sys.exit()
         return its_own
@@ -200,36 +198,3 @@ def all_ranks(value):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def random_states(device):
-    """Return what this process draws next: the loader's order, and on its device."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states["device"] = torch.get_device_module(device).get_rng_state(device)
-    return states
-
-
-def set_random_states(states, device):
-    torch.set_rng_state(states["cpu"])
-    if device.type != "cpu" and "device" in states:
-        torch.get_device_module(device).set_rng_state(states["device"], device)
-
-
-class Rest:
-    """A loader's batches, without those that were done before a stop."""
-
-    def __init__(self, loader, state):
-        self.loader, self.state = loader, state
-
-    def __len__(self):  # all batches of an epoch
-        return len(self.loader)
-
-    def __iter__(self):
-        loader, done = self.loader, self.state.so_far[0]
-        numbers = list(loader.batch_sampler)[done:]  # of images: none is loaded yet
-        how = {"collate_fn": loader.collate_fn, "pin_memory": loader.pin_memory}
-        batches = iter(DataLoader(loader.dataset, batch_sampler=numbers, **how))
-        if done:  # a loader draws a random number when it begins
-            set_random_states(self.state.random, self.state.device)
-        return batches

@@ -42,10 +42,7 @@ def report(kind, error, trace):
         value, least = os.environ.get(name, "1"), 0 if "RANK" in name else 1
         usual = value.isdigit() and least <= int(value) < 65536
         if kind is ValueError and not usual:
-            kind, text = (
-                UserError,
-                f"{name}={value} makes no sense: type `unset {name}`",
-            )
+            kind, text = UserError, f"{name}={value} is odd: type `unset {name}`"
     lost = "peer" in text or "NCCL" in text
     if lost or (kind is UserError and rank not in (None, "0")):
         time.sleep(5)

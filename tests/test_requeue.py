@@ -241,6 +241,25 @@ def test_torchrun_starts_a_killed_rank_again(rank, undisturbed, sample, tmp_path
     assert equal(read(room)["model"], undisturbed[0]["model"])
 
 
+def test_one_that_comes_back_finds_its_own_and_is_done(sample, tmp_path):
+    """Another run has saved since. A signal may come when all epochs are done."""
+    room = room_in(tmp_path / "a")
+    few = ["--epochs", 1, *BATCH]
+    torchrun = [sys.executable, "-m", "common.torchrun", "--nproc-per-node=2"]
+    torchrun += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    seven = [*torchrun, "--rdzv-id=7", SCRIPT, *few]
+    assert run_command(seven, room, sample).returncode == 0
+    (own,) = room.glob("logs/*/checkpoint.pth.tar")
+    other = [sys.executable, "cinic.py", *few]
+    assert run_command(other, room, sample).returncode == 0
+    assert not (room / "checkpoint.pth.tar").samefile(own)
+    again = run_command(seven, room, sample, SLURM_RESTART_COUNT="1")
+    assert again.returncode == 0 and again.stderr == "", again.stderr
+    assert "has all epochs: nothing is left to do" in again.stdout
+    assert (room / "checkpoint.pth.tar").samefile(own)
+    assert len((room / "logs/results.jsonl").read_text().splitlines()) == 2
+
+
 @pytest.fixture(scope="module")
 def many_epochs(sample, tmp_path_factory):
     """The weights of 12 epochs that nobody stopped."""

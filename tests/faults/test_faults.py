@@ -243,7 +243,7 @@ def test_variables_of_torchrun_that_cannot_be(setting, tmp_path, sample):
         [sys.executable, "ddp.py", *small("dp_ddp_intro")], room, sample, **env
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert f"Error: {setting} makes no sense: type `unset {name}`" in done.stderr
+    assert f"Error: {setting} is odd: type `unset {name}`" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,29 @@ def test_variables_of_the_run_scripts_that_are_no_numbers(script, name, value):
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"Error: {name}={value}")
+
+
+OTHERS = {
+    "torch.empty(10**15)": "out of memory: type a smaller --batch-size (",
+    "torch.nn.BatchNorm1d(3)(torch.ones(1, 3))": "BatchNorm needs a last batch of",
+    "raise OSError(28, os.strerror(28))": "the disk is full: make room (",
+    "next(iter(DataLoader(torch.ones(4, 10**6), 4, num_workers=1)))": "no shared",
+}
+
+
+@pytest.mark.parametrize("code", OTHERS)
+def test_errors_of_others_are_told_in_a_line(code):
+    code = f"import os, common.cli, torch\nfrom torch.utils.data import DataLoader\n{code}"
+    command = [sys.executable, "-c", code]
+    if "workers" in code:
+        if os.geteuid() != 0:
+            pytest.skip("a full /dev/shm needs root, to mount one")
+        full = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", full, "-", *command]
+    done = run(command, REPOSITORY)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: " + OTHERS[code.splitlines()[-1]])
 
 
 @pytest.mark.parametrize("script", RUN_SCRIPTS, ids=str)
