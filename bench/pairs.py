@@ -32,4 +32,8 @@ PAIRS = [
     (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
     (f"{INTRO}/ddp_no_sampler.py", f"{SAMPLER}.py", "DDP", 6),
     (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py", "MIRRORED", 6),
+    *(
+        (f"clinic/patient{n}.py", f"clinic/solutions/patient{n}.py", "FIX", 4)
+        for n in range(1, 9)
+    ),
 ]

@@ -22,7 +22,7 @@ QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 
 
 WITH_DATA = ("exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab")
-EXERCISES = (*WITH_DATA, "dp_ddp_intro")
+EXERCISES = (*WITH_DATA, "dp_ddp_intro", "clinic")
 loaded = {exercise: {} for exercise in EXERCISES}
 
 

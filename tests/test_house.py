@@ -183,7 +183,7 @@ def test_a_room_can_be_lived_in_alone(exercise):
     assert (room / "common").readlink().as_posix() == "../common"
     for name in ("README.md", "dataset.py"):
         assert (room / name).is_file()
-    drawn = exercise == "dp_ddp_intro"  # its data are drawn by each run
+    drawn = exercise in ("dp_ddp_intro", "clinic")  # the data, by each run
     for name in ("download_data.py", "sample_data.py"):
         assert (room / name).exists() != drawn
     for folder in room.glob("solutions"):

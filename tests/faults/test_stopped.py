@@ -4,15 +4,14 @@ import re
 import signal
 
 import pytest
-from conftest import EXERCISES
-from test_faults import DDP, functions, launchers, with_fault
+from test_faults import DDP, ROOMS, functions, launchers, with_fault
 
 
 def stops():
     """Yield all scripts on one node, and all run scripts for two nodes."""
     for script in DDP:
         yield launchers(script.parts[0], "--standalone")[0], script
-    for exercise in EXERCISES:
+    for exercise in ROOMS:
         for launcher in launchers(exercise, "common/nodes.sh"):
             yield launcher, next(s for s in DDP if s.parts[0] == exercise)
 

@@ -1,0 +1,273 @@
+"""What checkup.py sees of a script, in each of its processes, without changing it.
+
+Each hook notes something in `me`, which rank 0 gets at the end, or in `now`, which
+stays in this process. None of them waits for the device.
+"""
+
+import builtins
+import json
+import os
+import re
+import sys
+import sysconfig
+import threading
+from collections import Counter, defaultdict
+from types import SimpleNamespace as Record
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import optimizer as optimizers
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
+
+MERGE = ["all_reduce", "reduce", "all_gather", "gather"]
+MERGE += ["all_gather_object", "gather_object"]
+OTHER = ["broadcast", "scatter", "barrier", "broadcast_object_list"]
+READ = ["item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__"]
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+HERE = os.path.dirname(os.path.abspath(__file__))
+OWN = tuple(f"{HERE}/{name}.py" for name in ("checkup", "hooks", "promises"))
+LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "purelib")), "<", *OWN)
+RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+MOST = 1000  # so many steps are compared
+
+me = Record(
+    rank=RANK, device=None, start=[], grads=[], weights=[], lines=[], draws=[]
+)
+me.epochs, me.names, me.sharded, me.own, me.merged = [], {}, False, {}, False
+me.counts, me.last, me.files, me.reads = Counter(), {}, {}, defaultdict(set)
+me.closed = False
+now = Record(script="", limit=0, events=0, steps=0, batch=0, trained=set(), said=[])
+now.epoch, now.merged, now.forward, now.values = None, False, -1, defaultdict(list)
+
+
+class Enough(BaseException):
+    """The script has made as many steps as --steps says."""
+
+
+def here(frame=None):
+    """Return the line that runs: of the script, or else of what it uses."""
+    frame, other = frame or sys._getframe(1), ""
+    while frame:
+        name = frame.f_code.co_filename
+        line = f"{os.path.basename(name)}:{frame.f_lineno}"
+        if name == now.script:
+            return line
+        if not other and not name.startswith(LIBRARIES):
+            other = line
+        frame = frame.f_back
+    return other
+
+
+def wrap(owner, name, before=None, after=None):
+    """Call before(name, arguments), the function, and after(result, arguments)."""
+    original = getattr(owner, name)
+
+    def wrapper(*args, **kwargs):
+        now.events += 1
+        every = [*args, *kwargs.values()]
+        if before:
+            before(name, every)
+        result = original(*args, **kwargs)
+        if after:
+            after(result, every)
+        return result
+
+    setattr(owner, name, wrapper)
+
+
+# Collectives: who comes first to the n-th writes down what it is, for the others.
+
+
+def stop(why):
+    now.store.compare_set("stop", "", why)
+
+
+def meet(what, ranks=None):
+    me.counts[ranks] += 1
+    me.last[ranks] = line = here()
+    key, mine = f"{ranks}/{me.counts[ranks]}", json.dumps([what, line, RANK])
+    theirs, where, rank = json.loads(now.store.compare_set(key, "", mine))
+    if theirs != what:
+        mine = f"rank {RANK} to {what} at {line}"
+        stop(f"rank {rank} comes to {theirs} at {where}, {mine}")
+        threading.Event().wait()  # checkup.py's thread ends this process
+
+
+def collective(name, every):
+    groups = [a for a in every if isinstance(a, dist.ProcessGroup)]
+    what = [str(tuple(a.shape)) for a in every if isinstance(a, torch.Tensor)]
+    what += [
+        f"of rank {a}" for a in every if type(a) is int and "object" not in name
+    ]
+    now.merged = now.merged or name in MERGE
+    ranks = tuple(dist.get_process_group_ranks(groups[0])) if groups else None
+    meet(" ".join([name, *what]), ranks)
+
+
+def forward(name, every):
+    ddp, now.forward = every[0], now.batch
+    buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
+    averages = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+    if (buffers or averages) and not ddp._join_config.enable:
+        meet("forward of a model in DDP")
+
+
+def wrapped(result, every):
+    me.names |= {id(p): name for name, p in every[0].module.named_parameters()}
+
+
+# Loaders: which indices, in which order, and whether steps were made with them.
+
+
+def epoch_of(iterator):
+    return vars(iterator).setdefault("checkup", Record(dealt=[], batches=0, steps=0))
+
+
+def deal(batch, every):
+    epoch_of(every[0]).dealt.append(batch)
+
+
+def begin(name, every):  # workers may go on from the last epoch: this is another one
+    vars(every[0]._iterator or now).pop("checkup", None)
+
+
+def begun(iterator, every):
+    epoch, data, chain = epoch_of(iterator), every[0].dataset, []
+    while hasattr(data, "indices") and hasattr(data, "dataset"):  # Subsets
+        chain, data = [*chain, data.indices], data.dataset
+    epoch.length = 0 if isinstance(data, IterableDataset) else len(data)
+    epoch.loader, epoch.chain, epoch.data = every[0], chain, data
+    epoch.most = len(every[0]) if epoch.length else float("inf")
+    epoch.key, epoch.first = f"{here()} {epoch.length}", now.steps
+    epoch.last = now.steps
+    me.epochs.append(epoch)
+
+
+def take(batch, every):
+    epoch = now.epoch = epoch_of(every[0])
+    now.batch, epoch.batches, epoch.last = (
+        now.batch + 1,
+        epoch.batches + 1,
+        now.steps,
+    )
+    now.merged = False
+
+
+# Steps: sums of all bits. They are equal for equal tensors, and stay on the device.
+
+
+def sums(tensors):
+    tensors = [torch.zeros(1) if t is None else t.detach() for t in tensors]
+    tensors = [t.coalesce().values() if t.is_sparse else t for t in tensors]
+    tensors = [t.view(BITS[t.element_size()]) for t in tensors]
+    return [t.sum(dtype=t.dtype) for t in tensors]
+
+
+def parameters(optimizer):
+    every = [p for group in optimizer.param_groups for p in group["params"]]
+    me.sharded = me.sharded or any(hasattr(p, "device_mesh") for p in every)
+    return [] if me.sharded or now.steps >= MOST else every
+
+
+def before_step(optimizer, args, kwargs):
+    every = parameters(optimizer)
+    device = every[0].device if every else torch.device("cpu")
+    if not me.start:
+        me.start, me.device = [sums(every)], str(device)
+        if device.type == "cuda":
+            me.device = str(torch.cuda.get_device_properties(device).uuid)
+    if now.epoch:
+        now.epoch.steps += 1
+        if now.epoch.batches < now.epoch.most:  # after the last one may be read
+            now.trained.add(now.batch)
+        if now.epoch.steps == len(me.draws) + 1 < 3:
+            states = {"CPU": torch.get_rng_state()}
+            if device.type != "cpu":
+                states["GPU"] = torch.get_device_module(device).get_rng_state()
+            me.draws.append(states)
+    me.grads.append(sums([p.grad for p in every]))
+    names = [f"{me.names.get(id(p), 'one')} {(*p.shape,)}" for p in every]
+    me.lines.append((here(), names))
+
+
+def after_step(optimizer, args, kwargs):
+    me.weights.append(sums(parameters(optimizer)))
+    now.steps, now.events = now.steps + 1, now.events + 1
+    if now.steps == now.limit:
+        raise Enough
+
+
+# Numbers that are read, or printed; files that are written.
+
+
+def read(result, every):
+    caller, epoch, tensor = sys._getframe(2).f_code.co_filename, now.epoch, every[0]
+    if not epoch or caller.startswith(LIBRARIES):
+        return
+    if (
+        tensor.device.type != "cpu"
+        or tensor.requires_grad
+        or now.forward == now.batch
+    ):
+        me.reads[here()].add(now.batch)
+    if isinstance(result, float | list) and not now.merged:
+        where = here(), epoch.key * (not epoch.steps)
+        numbers = [v for v in tree_leaves(result) if isinstance(v, float)]
+        if numbers:
+            now.values[where] += numbers
+
+
+def printing(name, every):
+    text = " ".join(str(a) for a in every if isinstance(a, str | float))
+    now.said.append(text)
+    numbers = [n for n in re.findall(r"\d+\.\d+", text) if len(n) > 4]
+    if not numbers or not now.epoch or now.epoch.batches < now.epoch.most:
+        return  # not at the end of an epoch
+    for (line, key), values in now.values.items():
+        last, before = values[-1], values[-2:][0]
+        for own in (last, sum(values) / len(values), before / (last or 1)):
+            for number in numbers:
+                form = f".{len(number.partition('.')[2])}f"
+                if number in (f"{own:{form}}", f"{100 * own:{form}}"):
+                    why = f"{number} is what rank 0 alone read at {line}"
+                    me.own[key] = f"{here()}: {why}"
+    now.values.clear()
+    me.merged = me.merged or now.merged
+
+
+def audit(event, arguments):
+    if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR):
+        wrote(event, arguments)
+    elif event == "os.rename":
+        wrote(event, arguments[1:])
+
+
+def wrote(name, every):
+    for path in [a for a in every if isinstance(a, str | os.PathLike)][:1]:
+        path, watched = os.path.abspath(path), os.environ.get("RANKS_TELL", "/dev/")
+        if not path.startswith((watched, "/dev/", "/proc/", *LIBRARIES[:2])):
+            me.files.setdefault(path, here())
+
+
+def start():
+    """Hang the hooks where a DDP script passes by."""
+    for name in (*MERGE, *OTHER):
+        wrap(dist, name, before=collective)
+    wrap(DDP, "__init__", after=wrapped)
+    wrap(DDP, "forward", before=forward)
+    wrap(Iterator, "_next_index", after=deal)
+    wrap(Iterator, "__next__", after=take)
+    wrap(DataLoader, "__iter__", before=begin, after=begun)
+    for name in READ:
+        wrap(torch.Tensor, name, after=read)
+    wrap(builtins, "print", before=printing)
+    wrap(torch, "save", before=lambda name, every: wrote(name, every[1:]))
+    wrap(
+        dist, "destroy_process_group", before=lambda *_: setattr(me, "closed", True)
+    )
+    optimizers.register_optimizer_step_pre_hook(before_step)
+    optimizers.register_optimizer_step_post_hook(after_step)
+    sys.addaudithook(audit)

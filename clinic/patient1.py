@@ -1,0 +1,112 @@
+"""A small CNN learns to tell discs, squares, rings and crosses apart.
+
+    sbatch run-2gpus.sh patient1.py
+
+Without Slurm type bash in place of sbatch.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, Subset
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader, normalise
+from common.device import get_device, get_ranks
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import MEAN, SHAPES, STD, shapes
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.conv3 = nn.Conv2d(32, 64, 3, stride=2, padding=1)
+        self.top = nn.Linear(64 * 4 * 4, len(SHAPES))
+
+    def forward(self, x):
+        x = self.conv1(x).relu()
+        x = self.conv2(x).relu()
+        x = self.conv3(x).relu()
+        return self.top(x.flatten(1))
+
+
+def train(model, loader, optimizer, device):
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    model.train()
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(normalise(images, MEAN, STD))
+        loss = cross_entropy(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    dist.all_reduce(sums)
+    return means(sums)
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    """Return the mean loss and the accuracy in %."""
+    model.eval()
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(normalise(images, MEAN, STD))
+        loss = cross_entropy(output, labels)
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    dist.all_reduce(sums)
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=6, help="passes over the data")
+    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
+    add("--workers", type=at_least(0), default=1, help="processes that pick images")
+    add("--lr", type=float, default=0.003, help="learning rate")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed + rank)
+
+    train_set, val_set = shapes(2048, seed=1), shapes(501, seed=2)
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    batch_size, workers = args.batch_size, args.workers
+    train_loader = make_loader(train_set, batch_size, device, sampler, workers)
+    val_share = Subset(val_set, range(rank, len(val_set), world_size))
+    val_loader = make_loader(val_share, batch_size, device)
+
+    model = Net().to(device)
+    ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    log = RunLog(args, device, world_size, rank == 0)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        epoch_start = time.perf_counter()
+        trained = train(ddp_model, log.bar(train_loader), optimizer, device)
+        seconds = time.perf_counter() - epoch_start
+        validated = evaluate(model, val_loader, device)
+        images = len(train_set)
+        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+    training = time.perf_counter() - start
+    log.finish(accuracy=validated["accuracy"], training_seconds=training)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

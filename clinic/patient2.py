@@ -1,0 +1,110 @@
+"""A CNN learns four shapes from images that are changed at random in each step.
+
+    sbatch run-2gpus.sh patient2.py
+
+Augmentation stands in for the many images that we do not have: 512 are few.
+Without Slurm type bash in place of sbatch.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, Subset
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader, normalise
+from common.device import get_device, get_ranks
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import MEAN, STD, flip, shapes
+
+
+def build_model():
+    return nn.Sequential(
+        *(nn.Conv2d(3, 24, 5, stride=2, padding=2), nn.ReLU()),
+        *(nn.Conv2d(24, 48, 3, stride=2, padding=1), nn.ReLU()),
+        *(nn.Conv2d(48, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(48 * 4 * 4, 4)),
+    )
+
+
+def augment(images):
+    """Mirror and dim images (N, C, H, W), and add noise: all on their device."""
+    images = flip(images)
+    dimmed = torch.empty(len(images), 1, 1, 1, device=images.device).uniform_(0.6, 1)
+    return images * dimmed + 0.3 * torch.randn_like(images)
+
+
+criterion = nn.CrossEntropyLoss()
+
+
+def train(model, batches, optimizer, device):
+    model.train()
+    sums = torch.zeros(3, device=device)
+    for images, labels in batches:
+        images, labels = images.to(device), labels.to(device)
+        output = model(augment(normalise(images, MEAN, STD)))
+        loss = criterion(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    dist.all_reduce(sums)
+    return means(sums)
+
+
+@torch.inference_mode()
+def evaluate(model, batches, device):
+    model.eval()
+    sums = torch.zeros(3, device=device)
+    for images, labels in batches:
+        images, labels = images.to(device), labels.to(device)
+        output = model(normalise(images, MEAN, STD))
+        loss = criterion(output, labels)
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    dist.all_reduce(sums)
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=12, help="passes over the data")
+    add("--batch-size", type=at_least(1), default=16, help="images per GPU")
+    add("--lr", type=float, default=0.05, help="learning rate")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+
+    device = get_device(local_rank)
+    torch.manual_seed(args.seed)
+    dist.init_process_group()
+
+    train_set, val_set = shapes(512, seed=3), shapes(512, seed=4)
+    train_sampler = DistributedSampler(train_set, seed=args.seed)
+    train_loader = make_loader(train_set, args.batch_size, device, train_sampler)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
+    val_loader = make_loader(val_set, args.batch_size, device)
+    model = build_model().to(device)
+    ddp_model = DistributedDataParallel(model)
+    optimizer = optim.SGD(model.parameters(), args.lr, momentum=0.9, nesterov=True)
+    schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+
+    log = RunLog(args, device, world_size, rank == 0)
+    for epoch in range(1, args.epochs + 1):
+        train_sampler.set_epoch(epoch)
+        start = time.perf_counter()
+        trained = train(ddp_model, log.bar(train_loader), optimizer, device)
+        seconds = time.perf_counter() - start
+        schedule.step()
+        tested = evaluate(model, val_loader, device)
+        log.epoch(epoch, len(train_set), seconds, train=trained, validation=tested)
+    log.finish(accuracy=tested["accuracy"])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Training in two stages: first the top of a CNN alone, then all of its layers.
+
+    sbatch run-2gpus.sh patient3.py
+
+In the first stage the features stay as they are; in the second all is fine-tuned.
+Without Slurm type bash in place of sbatch.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, Subset
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader, normalise
+from common.device import get_device, get_ranks
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import MEAN, SHAPES, STD, shapes
+
+
+def block(channels, more):
+    return nn.Conv2d(channels, more, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+
+
+class Classifier(nn.Module):
+    """Features (N, 512) of images (N, 3, 32, 32), and a top that names the shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 32))
+        hidden = nn.Linear(32 * 4 * 4, 64), nn.ReLU()
+        self.top = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, len(SHAPES)))
+
+    def forward(self, images):
+        return self.top(self.features(images))
+
+
+def forward(model, images, labels, device):
+    """Return the loss of a batch, and its sums."""
+    images = images.to(device, non_blocking=True)
+    labels = labels.to(device, non_blocking=True)
+    output = model(normalise(images, MEAN, STD))
+    loss = cross_entropy(output, labels)
+    return loss, batch_sums(loss, output.argmax(dim=1) == labels)
+
+
+def train(model, loader, optimizer, device):
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        loss, of_batch = forward(model, images, labels, device)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums += of_batch
+    dist.all_reduce(sums)
+    return means(sums)
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        sums += forward(model, images, labels, device)[1]
+    dist.all_reduce(sums)
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="to train the top")
+    add("--finetune-epochs", type=at_least(0), default=6, help="to train all")
+    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
+    add("--lr", type=float, default=0.002, help="learning rate of the top")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed + rank)
+    log = RunLog(args, device, world_size, rank == 0)
+
+    train_set, val_set = shapes(1024, seed=1), shapes(501, seed=2)
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    train_loader = make_loader(train_set, args.batch_size, device, sampler)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
+    val_loader = make_loader(val_set, args.batch_size, device)
+
+    model = Classifier().to(device)
+    model.features.requires_grad_(False)
+    ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.top.parameters(), args.lr)
+    for epoch in range(1, args.epochs + args.finetune_epochs + 1):
+        if epoch == args.epochs + 1:
+            log.print("Fine-tuning: the features are trained, too")
+            model.features.requires_grad_(True)
+            optimizer = torch.optim.Adam(model.parameters(), args.lr / 2)
+        sampler.set_epoch(epoch)
+        start = time.perf_counter()
+        trained = train(ddp_model, log.bar(train_loader), optimizer, device)
+        seconds = time.perf_counter() - start
+        validated = evaluate(model, val_loader, device)
+        images = len(train_set)
+        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+    log.finish(accuracy=validated["accuracy"])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A CNN with batch normalisation learns four shapes; rank 0 validates it.
+
+    sbatch run-2gpus.sh patient7.py
+
+Without Slurm type bash in place of sbatch.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader, normalise
+from common.device import get_device, get_ranks
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import MEAN, SHAPES, STD, shapes
+
+criterion = nn.CrossEntropyLoss()
+
+
+class Block(nn.Sequential):
+    """Half as wide and high, with other channels, normalised."""
+
+    def __init__(self, channels, more):
+        conv = nn.Conv2d(channels, more, 3, stride=2, padding=1, bias=False)
+        super().__init__(conv, nn.BatchNorm2d(more), nn.ReLU())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(3, 16), Block(16, 32), Block(32, 64))
+        self.top = nn.Linear(64 * 4 * 4, len(SHAPES))
+
+    def forward(self, images):
+        return self.top(self.blocks(images).flatten(1))
+
+
+def train(model, batches, optimizer, device):
+    """Train for an epoch; return [loss_sum, correct, count] of this process."""
+    model.train()
+    sums = torch.zeros(3, device=device)
+    for images, labels in batches:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(normalise(images, MEAN, STD))
+        loss = criterion(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    return sums
+
+
+@torch.no_grad()
+def evaluate(model, batches, device):
+    """Return the mean loss and the accuracy in %, of all these batches."""
+    model.eval()
+    sums = torch.zeros(3, device=device)
+    for images, labels in batches:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(normalise(images, MEAN, STD))
+        loss = criterion(output, labels)
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="passes over the data")
+    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
+    add("--lr", type=float, default=0.05, help="learning rate")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed + rank)
+
+    log = RunLog(args, device, world_size, rank == 0)
+    train_set, val_set = shapes(2048, seed=1), shapes(500, seed=2)
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    loader = make_loader(train_set, args.batch_size, device, sampler)
+    val_loader = make_loader(val_set, args.batch_size, device)  # small: for rank 0
+
+    model = Net().to(device)
+    ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp_model.parameters(), args.lr, momentum=0.9)
+    images, tested = len(train_set), {"accuracy": 0}
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)
+        start = time.perf_counter()
+        sums = train(ddp_model, log.bar(loader), optimizer, device)
+        seconds = time.perf_counter() - start
+        if rank == 0:
+            tested = evaluate(ddp_model, val_loader, device)
+        dist.all_reduce(sums)
+        trained = means(sums)
+        log.epoch(epoch, images, seconds, train=trained, validation=tested)
+    log.finish(accuracy=tested["accuracy"])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

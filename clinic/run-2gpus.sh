@@ -1,0 +1,21 @@
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=14
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:20:00
+
+# 2 processes on one node, each with a GPU of its own.
+#     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
+#     bash run-2gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
+
+set -euo pipefail
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f patient1.py ]] || { echo "Error: type cd clinic first" >&2; exit 2; }
+[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
+source common/env.sh
+need_script run-2gpus.sh "$@"
+
+gpus 2
+exec "${PYTHON[@]}" -m common.torchrun --standalone \
+    --nproc-per-node="$GPUS" "$@"

@@ -1,0 +1,19 @@
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=14
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:20:00
+
+# On each of two nodes as many processes as it has GPUs for this job.
+#     sbatch run-2nodes.sh SCRIPT.py [OPTIONS]
+#     bash run-2nodes.sh SCRIPT.py [OPTIONS]      without Slurm: two launchers play two nodes
+
+set -euo pipefail
+[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ -f patient1.py ]] || { echo "Error: type cd clinic first" >&2; exit 2; }
+[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
+source common/env.sh
+need_script run-2nodes.sh "$@"
+
+source common/nodes.sh

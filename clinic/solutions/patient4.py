@@ -1,0 +1,107 @@
+"""One set of images, a quarter of which is put aside to validate a CNN.
+
+    sbatch run-2gpus.sh patient4.py
+
+Without Slurm type bash in place of sbatch.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy, relu
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DistributedSampler, Subset, random_split
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader
+from common.device import get_device, get_ranks
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import shapes
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 5, stride=2)
+        self.conv2 = nn.Conv2d(width, 2 * width, 5, stride=2)
+        self.fc1 = nn.Linear(2 * width * 5 * 5, 128)
+        self.fc2 = nn.Linear(128, 4)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, images):
+        x = images.float().div(127.5).sub(1)
+        x = relu(self.conv2(relu(self.conv1(x)))).flatten(1)
+        return self.fc2(self.dropout(relu(self.fc1(x))))
+
+
+parser = OptionParser(__doc__)
+parser.add_argument("--epochs", type=at_least(1), default=15, help="to train")
+parser.add_argument("--batch-size", type=at_least(1), default=16, help="per GPU")
+parser.add_argument("--images", type=at_least(8), default=640, help="in the set")
+parser.add_argument("--width", type=at_least(1), default=32, help="channels")
+parser.add_argument("--lr", type=float, default=0.001, help="learning rate")
+parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
+
+
+def main():
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed + rank)  # each process drops other activations
+
+    # Data: three quarters to train on, and a quarter to validate.
+    same = torch.Generator().manual_seed(args.seed)  # FIX: all split the set alike
+    whole = shapes(args.images)
+    train_set, val_set = random_split(whole, [0.75, 0.25], same)  # FIX: by this seed
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    train_loader = make_loader(train_set, args.batch_size, device, sampler)
+    share = range(rank, len(val_set), world_size)
+    val_loader = make_loader(Subset(val_set, share), args.batch_size, device)
+
+    # Model
+    net = Net(args.width).to(device)
+    model = DDP(net)
+    optimizer = torch.optim.AdamW(net.parameters(), args.lr, weight_decay=0.01)
+
+    log = RunLog(args, device, world_size, rank == 0)
+    log.print(f"{len(train_set)} images to train on, {len(val_set)} to validate")
+    for epoch in range(1, args.epochs + 1):
+        start = time.perf_counter()
+        sampler.set_epoch(epoch)
+        model.train()
+        train_sums = torch.zeros(3, device=device)
+        for images, labels in log.bar(train_loader):
+            images, labels = images.to(device), labels.to(device)
+            output = model(images)
+            loss = cross_entropy(output, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            train_sums += batch_sums(loss, output.argmax(dim=1) == labels)
+        dist.all_reduce(train_sums)
+        trained = means(train_sums)
+        seconds = time.perf_counter() - start
+
+        net.eval()
+        val_sums = torch.zeros(3, device=device)
+        with torch.no_grad():
+            for images, labels in val_loader:
+                images, labels = images.to(device), labels.to(device)
+                output = net(images)
+                loss = cross_entropy(output, labels)
+                val_sums += batch_sums(loss, output.argmax(dim=1) == labels)
+        dist.all_reduce(val_sums)
+        validated = means(val_sums)
+        images = len(train_set)
+        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+
+    log.finish(accuracy=validated["accuracy"])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A CNN learns four shapes; a run that was stopped goes on where it was.
+
+    sbatch run-2gpus.sh patient6.py --epochs 4
+    sbatch run-2gpus.sh patient6.py --epochs 8 --resume
+
+The checkpoint is logs/patient6.pt, saved after each epoch.
+Without Slurm type bash in place of sbatch.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, Subset
+
+from common.cli import OptionParser, UserError, at_least
+from common.data import make_loader, normalise
+from common.device import get_device, get_ranks
+from common.log import rank0_print
+from common.metrics import batch_sums, means
+from dataset import MEAN, STD, shapes
+
+
+class Checkpoint:
+    """A file that holds how many epochs are done, and the state of these parts."""
+
+    def __init__(self, file, writes=True, **parts):
+        self.file, self.writes, self.parts = file, writes, parts
+
+    def save(self, epoch):
+        if not self.writes:
+            return
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        os.makedirs(os.path.dirname(self.file), exist_ok=True)
+        torch.save(state | {"epoch": epoch}, self.file)
+
+    def load(self):
+        """Return how many epochs are done."""
+        if not os.path.isfile(self.file):
+            raise UserError(f"no {self.file}: leave out --resume to start anew")
+        state = torch.load(self.file, map_location="cpu", weights_only=True)
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        return state["epoch"]
+
+
+def batch_loss(model, images, labels, device):
+    """Return the loss of a batch, and which of its images were recognised."""
+    labels = labels.to(device, non_blocking=True)
+    images = normalise(images.to(device, non_blocking=True), MEAN, STD)
+    output = model(images)
+    return cross_entropy(output, labels), output.argmax(dim=1) == labels
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=8, help="passes over the data")
+    add("--batch-size", type=at_least(1), default=16, help="images per GPU")
+    add("--lr", type=float, default=0.003, help="learning rate")
+    add("--resume", action="store_true", help="go on from the checkpoint")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed + rank)
+    train_set, val_set = shapes(1024, seed=5), shapes(501, seed=6)
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    train_loader = make_loader(train_set, args.batch_size, device, sampler)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
+    val_loader = make_loader(val_set, args.batch_size, device)
+
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.GELU()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.GELU()),
+        *(nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.GELU()),
+        *(nn.Flatten(), nn.Linear(64 * 4 * 4, 4)),
+    ).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    parts = {"model": model, "optimizer": optimizer}  # FIX: its momentum, too
+    file = "logs/patient6.pt"
+    checkpoint = Checkpoint(file, rank == 0, **parts)  # FIX: one process writes it
+    done = checkpoint.load() if args.resume else 0
+    ddp_model = DistributedDataParallel(model)
+
+    for epoch in range(done + 1, args.epochs + 1):
+        sampler.set_epoch(epoch)
+        sums = torch.zeros(2, 3, device=device)  # of training, and of validation
+        for images, labels in train_loader:
+            loss, correct = batch_loss(ddp_model, images, labels, device)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sums[0] += batch_sums(loss, correct)
+        with torch.no_grad():
+            for images, labels in val_loader:
+                sums[1] += batch_sums(*batch_loss(model, images, labels, device))
+        dist.all_reduce(sums)
+        trained, validated = means(sums[0]), means(sums[1])
+        line = f"Epoch {epoch}: loss {trained['loss']:.4f}"
+        rank0_print(f"{line}, validation accuracy {validated['accuracy']:.2f} %")
+        checkpoint.save(epoch)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A CNN learns four shapes, and is validated after every second epoch.
+
+    sbatch run-2gpus.sh patient8.py
+
+Without Slurm type bash in place of sbatch.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler, Subset
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader, normalise
+from common.device import get_device, get_ranks
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import MEAN, STD, shapes
+
+
+class Trainer:
+    """A model, what trains it, and the images of this process."""
+
+    def __init__(self, args, device, rank, world_size):
+        self.device, self.rank = device, rank
+        self.train_set, val_set = shapes(1536, seed=7), shapes(501, seed=8)
+        self.sampler = DistributedSampler(self.train_set, seed=args.seed)
+        loader = make_loader(self.train_set, args.batch_size, device, self.sampler)
+        share = Subset(val_set, range(rank, len(val_set), world_size))
+        self.train_loader = loader
+        self.val_loader = make_loader(share, args.batch_size, device)
+        self.model = nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16)),
+            *(nn.ReLU(), nn.Conv2d(16, 48, 3, stride=2, padding=1), nn.ReLU()),
+            *(nn.Conv2d(48, 48, 3, stride=2, padding=1), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(48 * 4 * 4, 4)),
+        ).to(device)
+        self.ddp_model = DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), args.lr)
+
+    def sums(self, model, images, labels):
+        """Return the loss of a batch, and [loss_sum, correct, count]."""
+        labels = labels.to(self.device, non_blocking=True)
+        images = images.to(self.device, non_blocking=True)
+        output = model(normalise(images, MEAN, STD))
+        loss = cross_entropy(output, labels)
+        return loss, batch_sums(loss, output.argmax(dim=1) == labels)
+
+    def train(self, epoch, log):
+        self.sampler.set_epoch(epoch)
+        total = torch.zeros(3, device=self.device)
+        for images, labels in log.bar(self.train_loader):
+            loss, sums = self.sums(self.ddp_model, images, labels)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            total += sums
+        return self.means(total)
+
+    @torch.no_grad()
+    def evaluate(self):
+        total = torch.zeros(3, device=self.device)
+        for images, labels in self.val_loader:
+            total += self.sums(self.model, images, labels)[1]
+        return self.means(total)
+
+    def means(self, sums):
+        dist.all_reduce(sums)
+        return means(sums)
+
+    def fit(self, epochs, every, log):
+        """Train for these epochs, and return the last validation's accuracy in %."""
+        accuracy = None
+        for epoch in range(1, epochs + 1):
+            start = time.perf_counter()
+            trained = self.train(epoch, log)
+            seconds = time.perf_counter() - start
+            log.epoch(epoch, len(self.train_set), seconds, train=trained)
+            if epoch % every == 0:  # FIX: all ranks, for the all_reduce
+                accuracy = self.evaluate()["accuracy"]
+                log.print(f"Validation: accuracy {accuracy:.2f} %")
+        return accuracy
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=6, help="passes over the data")
+    add("--validate-every", type=at_least(1), default=2, help="so many epochs")
+    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
+    add("--lr", type=float, default=0.002, help="learning rate")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed + rank)
+    log = RunLog(args, device, world_size, rank == 0)
+    trainer = Trainer(args, device, rank, world_size)
+    accuracy = trainer.fit(args.epochs, args.validate_every, log)
+    log.finish(accuracy=accuracy)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
