@@ -36,11 +36,12 @@ from hooks import RANK, WORLD, me, now, stop
 
 
 def watch(args, main):
-    """In a thread: hand in what was seen when the script ends, or can not go on."""
+    """In a thread: hand in what was seen when the script ends, or cannot go on."""
     seen, since, store = None, time.monotonic(), now.store
     while not now.ended and not store.check(["stop"]):
         time.sleep(0.2)
-        store.set(f"events{RANK}", f"{now.events}")
+        frame = sys._current_frames()[main]  # it goes on, also without any event
+        store.set(f"events{RANK}", f"{now.events} {frame.f_code} {frame.f_lasti}")
         every = [f"events{r}" for r in range(WORLD)]
         last, seen = seen, store.check(every) and store.multi_get(every)
         since = since if last == seen else time.monotonic()
@@ -66,54 +67,76 @@ def watch(args, main):
     time.sleep(0.5 * (RANK == 0))  # the store may be this process's
     if not now.ended:  # it hangs
         if store.get("stop")[:1] == b"!":
-            time.sleep(
-                10
-            )  # the one that failed tells why, and torchrun ends this one
+            time.sleep(10)  # who has failed tells why, and torchrun ends this one
         os._exit(now.status)
 
 
-def fingerprint(epoch, seed):
-    """Return sums of some items, with the random numbers of this seed."""
-    torch.manual_seed(seed)
-    random.seed(seed)
+def fingerprint(epoch, seed, other):
+    """Return sums of some items, drawn with these seeds (torch's, and others').
+
+    None if the data set gives none any more, or never the same ones.
+    """
     data, found = epoch.data, []
-    for i in range(0, epoch.length, epoch.length // 8 + 1):
-        item = data.__getitems__([i]) if hasattr(data, "__getitems__") else data[i]
-        for leaf in tree_leaves(item):
-            tensor = isinstance(leaf, torch.Tensor)
-            found.append(hooks.sums([leaf])[0].item() if tensor else repr(leaf))
-    return found
+    try:
+        for i in [*range(0, epoch.length, epoch.length // 8 + 1)] * 2:
+            torch.manual_seed(seed)
+            random.seed(other)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(other)
+            many = hasattr(data, "__getitems__")
+            for leaf in tree_leaves(data.__getitems__([i]) if many else data[i]):
+                if isinstance(leaf, torch.Tensor):
+                    leaf = hooks.sums([leaf]).tolist()
+                found.append(pickle.dumps(leaf))
+    except Exception:  # it may be closed, or not for pickle
+        return None
+    half = len(found) // 2
+    return found[:half] if found[:half] == found[half:] else None
 
 
 def report(came_to_end):
     """Return what this process saw, as bytes; came_to_end: the script has."""
-    epochs, me.epochs, keys = me.epochs, [], Counter()
+    epochs, me.epochs, keys, trained = me.epochs, [], Counter(), set()
     for old in epochs:
-        keys[old.key] += 1
-        loader = vars(old).pop("loader")  # else its workers would wait at the end
-        if not old.length or keys[old.key] > 3:  # three epochs tell enough
-            continue
         trains = old.steps > 0 or old.last > old.first
+        keys[old.key, trains] += 1
+        loader = vars(old).pop("loader")  # else its workers would wait at the end
+        trained |= {id(loader)} if trains else set()
+        if not old.length or keys[old.key, trains] > 3:  # three epochs tell enough
+            continue
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-        order = [i for b in old.dealt for i in torch.as_tensor(b).flatten().tolist()]
+        try:
+            dealt = [torch.as_tensor(b).flatten().tolist() for b in old.dealt]
+            dealt = dealt[: int(min(old.most, len(dealt)))]  # some go on for ever
+        except (TypeError, ValueError, RuntimeError):  # no numbers
+            continue
+        order = [i for batch in dealt for i in batch]
         new = Record(key=old.key, trains=trains, order=order, items=order, sets=[])
         for level in old.chain:
             new.items = [int(level[i]) for i in new.items]
             new.sets = [{int(level[i]) for i in s} for s in new.sets]
             new.sets.append({*map(int, level)})
         new.sets.append({*range(old.length)})
-        new.whole, new.batch = old.batches >= old.most, loader.batch_size or 1
-        new.drops = loader.drop_last or getattr(sampler, "drop_last", False)
+        new.whole, new.batch = old.batches >= old.most, max([1, *map(len, dealt)])
+        droppers = loader, loader.batch_sampler, sampler
+        new.drops = any(getattr(one, "drop_last", False) for one in droppers)
         weighted = type(sampler).__name__ == "WeightedRandomSampler"
         new.free = weighted or getattr(sampler, "replacement", False)
         new.shares = isinstance(sampler, DistributedSampler)
-        new.sample = fingerprint(old, 0) if came_to_end and trains else None
-        new.drawn = new.sample and new.sample != fingerprint(old, 1)
+        new.also_trains = id(loader) in trained and not trains
+        new.sample = fingerprint(old, 0, 0) if came_to_end and trains else None
+        workers = (
+            loader.num_workers > 0
+        )  # their seeds come from torch's, or from these
+        own = workers and (loader.worker_init_fn or loader.generator)
+        again = new.sample and not own and fingerprint(old, 1, int(workers))
+        new.drawn = bool(again) and again != new.sample
         me.epochs.append(new)
     me.reads = {line: len(b & now.trained) for line, b in me.reads.items()}
     me.trained, me.steps, me.came_to_end = len(now.trained), now.steps, came_to_end
-    for part in (me.start, me.grads, me.weights):
-        part[:] = [[s.item() for s in step] for step in part]
+    hangs = now.ended in ("", "failed") and "cpu" not in (me.device or "cpu")
+    for part in (me.start, me.grads, me.weights):  # a GPU that waits cannot be read
+        part[:] = [] if hangs else [step.tolist() for step in part]
     inodes = {f: os.stat(f).st_ino for f in me.files if os.path.exists(f)}
     me.files = {(f, inodes.get(f)): line for f, line in me.files.items()}
     return pickle.dumps(me)
@@ -173,6 +196,9 @@ def against(args):
     env["LOCAL_WORLD_SIZE"] = "1"
     command = [sys.executable, script, *args.options, *own]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode:
+        why = f"{script} failed: {(done.stderr.splitlines() or [''])[-1]}"
+        return "the losses are those of one GPU", "broken", why, "Start it alone"
     found = [
         re.findall(r"loss\W+(\d+\.\d+)", t)
         for t in (done.stdout, "\n".join(now.said))
@@ -231,6 +257,8 @@ def main():
     thread.daemon = True
     thread.start()
     hooks.start()
+    for name in ("hooks", "promises"):  # the script may have some of these names
+        del sys.modules[name]
     try:
         runpy.run_path(args.script, run_name="__main__")
         now.ended = "well"

@@ -5,6 +5,7 @@ stays in this process. None of them waits for the device.
 """
 
 import builtins
+import functools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import sysconfig
 import threading
 from collections import Counter, defaultdict
+from contextlib import suppress
 from types import SimpleNamespace as Record
 
 import torch
@@ -22,25 +24,30 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
 
-MERGE = ["all_reduce", "reduce", "all_gather", "gather"]
-MERGE += ["all_gather_object", "gather_object"]
+MERGE = ["all_reduce", "reduce", "all_gather", "gather", "reduce_scatter"]
+MERGE += ["all_gather_object", "gather_object", "all_gather_into_tensor"]
+MERGE += ["reduce_scatter_tensor", "all_to_all", "all_to_all_single"]
 OTHER = ["broadcast", "scatter", "barrier", "broadcast_object_list"]
-READ = ["item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__"]
+READ = ["item", "tolist", "cpu", "numpy"]
+READ += ["__float__", "__int__", "__bool__", "__format__"]
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 HERE = os.path.dirname(os.path.abspath(__file__))
-OWN = tuple(f"{HERE}/{name}.py" for name in ("checkup", "hooks", "promises"))
-LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "purelib")), "<", *OWN)
+OWN = [f"{HERE}/{name}.py" for name in ("checkup", "hooks", "promises")]
+PATHS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+PATHS.append(os.path.dirname(os.path.dirname(torch.__file__)))
+LIBRARIES = ("<", *OWN, *(f"{path}/" for path in PATHS))
+CACHES = "/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 MOST = 1000  # so many steps are compared
 
-me = Record(
-    rank=RANK, device=None, start=[], grads=[], weights=[], lines=[], draws=[]
-)
+me = Record(rank=RANK, device=None, start=[], grads=[], weights=[], lines=[])
 me.epochs, me.names, me.sharded, me.own, me.merged = [], {}, False, {}, False
+me.draws = []
 me.counts, me.last, me.files, me.reads = Counter(), {}, {}, defaultdict(set)
 me.closed = False
 now = Record(script="", limit=0, events=0, steps=0, batch=0, trained=set(), said=[])
 now.epoch, now.merged, now.forward, now.values = None, False, -1, defaultdict(list)
+now.depth = 0
 
 
 class Enough(BaseException):
@@ -65,6 +72,7 @@ def wrap(owner, name, before=None, after=None):
     """Call before(name, arguments), the function, and after(result, arguments)."""
     original = getattr(owner, name)
 
+    @functools.wraps(original)
     def wrapper(*args, **kwargs):
         now.events += 1
         every = [*args, *kwargs.values()]
@@ -79,8 +87,6 @@ def wrap(owner, name, before=None, after=None):
 
 
 # Collectives: who comes first to the n-th writes down what it is, for the others.
-
-
 def stop(why):
     now.store.compare_set("stop", "", why)
 
@@ -98,13 +104,21 @@ def meet(what, ranks=None):
 
 def collective(name, every):
     groups = [a for a in every if isinstance(a, dist.ProcessGroup)]
-    what = [str(tuple(a.shape)) for a in every if isinstance(a, torch.Tensor)]
-    what += [
-        f"of rank {a}" for a in every if type(a) is int and "object" not in name
-    ]
+    numbers = [a for a in every if type(a) is int]
+    if dist.GroupMember.NON_GROUP_MEMBER in numbers:  # it returns at once
+        return
+    what = [name]
+    if "object" not in name:  # these may have different lengths
+        what += [str(tuple(a.shape)) for a in every if isinstance(a, torch.Tensor)]
+    if name in ("broadcast", "reduce"):
+        what += [f"of rank {a}" for a in numbers]
     now.merged = now.merged or name in MERGE
-    ranks = tuple(dist.get_process_group_ranks(groups[0])) if groups else None
-    meet(" ".join([name, *what]), ranks)
+    meet(" ".join(what), members(groups[0]) if groups else None)
+
+
+def members(group):
+    ranks = tuple(dist.get_process_group_ranks(group))
+    return ranks if len(ranks) < WORLD else None
 
 
 def forward(name, every):
@@ -112,7 +126,7 @@ def forward(name, every):
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     averages = torch.is_grad_enabled() and ddp.require_backward_grad_sync
     if (buffers or averages) and not ddp._join_config.enable:
-        meet("forward of a model in DDP")
+        meet("forward of a model in DDP", members(ddp.process_group))
 
 
 def wrapped(result, every):
@@ -120,10 +134,9 @@ def wrapped(result, every):
 
 
 # Loaders: which indices, in which order, and whether steps were made with them.
-
-
 def epoch_of(iterator):
-    return vars(iterator).setdefault("checkup", Record(dealt=[], batches=0, steps=0))
+    new = Record(dealt=[], batches=0, steps=0, most=float("inf"), last=0, key="")
+    return vars(iterator).setdefault("checkup", new)
 
 
 def deal(batch, every):
@@ -138,9 +151,11 @@ def begun(iterator, every):
     epoch, data, chain = epoch_of(iterator), every[0].dataset, []
     while hasattr(data, "indices") and hasattr(data, "dataset"):  # Subsets
         chain, data = [*chain, data.indices], data.dataset
-    epoch.length = 0 if isinstance(data, IterableDataset) else len(data)
+    stream = isinstance(data, IterableDataset) or not hasattr(data, "__len__")
+    epoch.length = 0 if stream else len(data)
     epoch.loader, epoch.chain, epoch.data = every[0], chain, data
-    epoch.most = len(every[0]) if epoch.length else float("inf")
+    with suppress(TypeError):  # some have no length
+        epoch.most = len(every[0])
     epoch.key, epoch.first = f"{here()} {epoch.length}", now.steps
     epoch.last = now.steps
     me.epochs.append(epoch)
@@ -157,13 +172,18 @@ def take(batch, every):
 
 
 # Steps: sums of all bits. They are equal for equal tensors, and stay on the device.
-
-
-def sums(tensors):
-    tensors = [torch.zeros(1) if t is None else t.detach() for t in tensors]
-    tensors = [t.coalesce().values() if t.is_sparse else t for t in tensors]
-    tensors = [t.view(BITS[t.element_size()]) for t in tensors]
-    return [t.sum(dtype=t.dtype) for t in tensors]
+def sums(tensors, device="cpu"):
+    """Return one tensor (N,) of sums, 0 for what is none or sparse."""
+    found = []
+    for t in tensors:
+        if t is None or t.is_sparse:
+            t = torch.zeros(1, device=device)
+        t = torch.view_as_real(t.detach()) if t.is_complex() else t.detach()
+        t = t.view(BITS[t.element_size()])
+        found.append(t.sum(dtype=t.dtype))
+    if len({t.dtype for t in found}) > 1:
+        found = [t.long() for t in found]
+    return torch.stack(found) if found else torch.zeros(0)
 
 
 def parameters(optimizer):
@@ -173,10 +193,15 @@ def parameters(optimizer):
 
 
 def before_step(optimizer, args, kwargs):
+    now.depth += 1
+    if now.depth > 1:  # an optimizer within another
+        return
     every = parameters(optimizer)
     device = every[0].device if every else torch.device("cpu")
     if not me.start:
-        me.start, me.device = [sums(every)], str(device)
+        me.start, me.device = [sums(every)], "cpu"
+        if device.type != "cpu":
+            me.device = f"{os.uname().nodename} {device}"
         if device.type == "cuda":
             me.device = str(torch.cuda.get_device_properties(device).uuid)
     if now.epoch:
@@ -188,12 +213,15 @@ def before_step(optimizer, args, kwargs):
             if device.type != "cpu":
                 states["GPU"] = torch.get_device_module(device).get_rng_state()
             me.draws.append(states)
-    me.grads.append(sums([p.grad for p in every]))
+    me.grads.append(sums([p.grad for p in every], device))
     names = [f"{me.names.get(id(p), 'one')} {(*p.shape,)}" for p in every]
     me.lines.append((here(), names))
 
 
 def after_step(optimizer, args, kwargs):
+    now.depth -= 1
+    if now.depth:
+        return
     me.weights.append(sums(parameters(optimizer)))
     now.steps, now.events = now.steps + 1, now.events + 1
     if now.steps == now.limit:
@@ -201,17 +229,12 @@ def after_step(optimizer, args, kwargs):
 
 
 # Numbers that are read, or printed; files that are written.
-
-
 def read(result, every):
     caller, epoch, tensor = sys._getframe(2).f_code.co_filename, now.epoch, every[0]
     if not epoch or caller.startswith(LIBRARIES):
         return
-    if (
-        tensor.device.type != "cpu"
-        or tensor.requires_grad
-        or now.forward == now.batch
-    ):
+    computed = tensor.requires_grad or now.forward == now.batch
+    if tensor.device.type != "cpu" or (computed and "cpu" in (me.device or "cpu")):
         me.reads[here()].add(now.batch)
     if isinstance(result, float | list) and not now.merged:
         where = here(), epoch.key * (not epoch.steps)
@@ -223,24 +246,28 @@ def read(result, every):
 def printing(name, every):
     text = " ".join(str(a) for a in every if isinstance(a, str | float))
     now.said.append(text)
-    numbers = [n for n in re.findall(r"\d+\.\d+", text) if len(n) > 4]
+    numbers = re.findall(r"\d+\.\d+", text)
     if not numbers or not now.epoch or now.epoch.batches < now.epoch.most:
         return  # not at the end of an epoch
     for (line, key), values in now.values.items():
         last, before = values[-1], values[-2:][0]
-        for own in (last, sum(values) / len(values), before / (last or 1)):
-            for number in numbers:
-                form = f".{len(number.partition('.')[2])}f"
-                if number in (f"{own:{form}}", f"{100 * own:{form}}"):
-                    why = f"{number} is what rank 0 alone read at {line}"
-                    me.own[key] = f"{here()}: {why}"
+        owns = [last, sum(values) / len(values), before / (last or 1)]
+        forms = {f".{len(number.partition('.')[2])}f" for number in numbers}
+        shown = {f"{n:{f}}" for own in owns for n in (own, 100 * own) for f in forms}
+        shown = {n for n in shown if len(n.replace(".", "").strip("0-")) >= 3}
+        same = shown & {*numbers}
+        if shown:  # fewer digits are often the same by chance
+            why, matches, all_of = me.own.get(key, ("", 0, 0))
+            if same:
+                why = f"{here()}: {min(same)} is what rank 0 alone read at {line}"
+            me.own[key] = why, matches + bool(same), all_of + 1
     now.values.clear()
     me.merged = me.merged or now.merged
 
 
 def audit(event, arguments):
     if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR):
-        wrote(event, arguments)
+        wrote(event, arguments[:1])
     elif event == "os.rename":
         wrote(event, arguments[1:])
 
@@ -248,13 +275,14 @@ def audit(event, arguments):
 def wrote(name, every):
     for path in [a for a in every if isinstance(a, str | os.PathLike)][:1]:
         path, watched = os.path.abspath(path), os.environ.get("RANKS_TELL", "/dev/")
-        if not path.startswith((watched, "/dev/", "/proc/", *LIBRARIES[:2])):
+        ignored = path.startswith((watched, "/dev/", "/proc/"))
+        if not ignored and not any(cache in path for cache in CACHES):
             me.files.setdefault(path, here())
 
 
 def start():
     """Hang the hooks where a DDP script passes by."""
-    for name in (*MERGE, *OTHER):
+    for name in [n for n in (*MERGE, *OTHER) if hasattr(dist, n)]:
         wrap(dist, name, before=collective)
     wrap(DDP, "__init__", after=wrapped)
     wrap(DDP, "forward", before=forward)
@@ -264,7 +292,7 @@ def start():
     for name in READ:
         wrap(torch.Tensor, name, after=read)
     wrap(builtins, "print", before=printing)
-    wrap(torch, "save", before=lambda name, every: wrote(name, every[1:]))
+    wrap(torch, "save", before=wrote)
     wrap(
         dist, "destroy_process_group", before=lambda *_: setattr(me, "closed", True)
     )

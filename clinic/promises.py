@@ -76,6 +76,8 @@ def no_replicas(every):
     """Say why the processes have no copies of one model, if so."""
     if any(r.sharded for r in every):
         return "the parameters are sharded"
+    if not all(r.grads for r in every):
+        return not_stepped(every) or "a GPU that waits cannot be read"
     parts = "the processes have different parameters" * different(every)
     return not_stepped(every) or parts
 
@@ -106,10 +108,13 @@ def weights(every):
 def passes(every, trains):
     """Yield of each pass over a loader: its line and number, what each process did,
     and the items that they had to share out (None if each had some of its own)."""
-    loops = dict.fromkeys(e.key for r in every for e in r.epochs)
-    training = {e.key for r in every for e in r.epochs if e.trains}
-    for key in [loop for loop in loops if (loop in training) == trains]:
-        of_all = ([e for e in r.epochs if e.key == key] for r in every)
+    known = [e for r in every for e in r.epochs]
+    training = {e.key for e in known if e.trains}
+    # One that was stopped before its first step looks like an evaluation.
+    known = [e for e in known if e.trains or e.whole or e.key not in training]
+    for key in dict.fromkeys(e.key for e in known if e.trains == trains):
+        ours = {id(e) for e in known if e.key == key and e.trains == trains}
+        of_all = [[e for e in r.epochs if id(e) in ours] for r in every]
         for number, group in enumerate(zip_longest(*of_all), start=1):
             group, items = [e for e in group if e], None
             for sets in zip(*(e.sets for e in group), strict=False):
@@ -128,10 +133,14 @@ def images(every):
         return why, unseen
     for line, number, group, items in passes(every, True):
         first = group[0]
-        if first.free or items is None:
+        alike = all(e.sample == first.sample for e in group)
+        known = first.shares or len(first.sets) > 1 or (first.sample and alike)
+        twice = any(len(e.items) - len({*e.items}) >= len(every) for e in group)
+        if items is None or first.free or not known or (twice and not first.shares):
             unseen = (
-                "it is drawn with replacement" if first.free else "see the split"
+                "see the split" if items is None else "each may have its own set"
             )
+            unseen = "images are drawn again" if first.free or twice else unseen
             continue
         dealt, unseen = Counter(i for e in group for i in e.items), ""
         again, missing = dealt.total() - len(dealt), len(items - dealt.keys())
@@ -154,10 +163,8 @@ def order(every):
             shown = min(len(now), len(last))
             unseen = "the loader does not shuffle" * (now == sorted(now))
             if now[:shown] == last[:shown] and not unseen:
-                return (
-                    f"{line}: epoch {number} has the order of epoch {number - 1}",
-                    "",
-                )
+                which = f"epoch {number} has the order of epoch {number - 1}"
+                return f"{line}: {which}", ""
     return "", unseen
 
 
@@ -198,10 +205,13 @@ def randomness(every):
 
 
 def evaluation(every):
-    unseen = "no loop without steps was seen"
+    unseen = not_stepped(every) or "no loop without steps was seen"
+    if not_stepped(every):
+        return "", unseen
     for line, number, group, items in passes(every, False):
         stopped = len(group) < len(every) and not ended(every)
-        if items is None or stopped or not all(e.whole for e in group):
+        other = any(e.also_trains for e in group)  # say, to update BatchNorm
+        if items is None or stopped or other or not all(e.whole for e in group):
             continue
         dealt, unseen = Counter(i for e in group for i in e.items), ""
         again, missing = dealt.total() - len(dealt), len(items - dealt.keys())
@@ -245,13 +255,14 @@ def waits(every):
             if r.trained >= 3 and steps >= 0.9 * r.trained:
                 many = f"in {steps} of {r.trained} steps"
                 return f"{line}: rank {r.rank} reads a number {many}", ""
-    return "", not_stepped(every)
+    few = "too few steps within epochs" * any(r.trained < 3 for r in every)
+    return "", not_stepped(every) or few
 
 
 def printed(every):
     seen = {g[0].key for _, _, g, items in passes(every, False) if all_of(g, items)}
-    for key, why in every[0].own.items():
-        if key not in seen and not different(every):
+    for key, (why, matches, prints) in every[0].own.items():
+        if 2 * matches > prints and key not in seen and not different(every):
             return why, ""
     return "", "" if every[0].merged else "where they come from cannot be told"
 
@@ -266,18 +277,8 @@ def group(every):
     return "" if all(r.closed for r in every) else "no process may leave before", ""
 
 
-JUDGES = [
-    device,
-    start,
-    gradients,
-    weights,
-    images,
-    order,
-    split,
-    randomness,
-    evaluation,
-]
-JUDGES += [collectives, files, waits, printed, group]
+JUDGES = [device, start, gradients, weights, images, order, split, randomness]
+JUDGES += [evaluation, collectives, files, waits, printed, group]
 TEXTS = re.findall(
     r"^- ([^:]*): (.*?)\.\s+([A-Z].*?)\.$(?=\n-|\n\Z)", __doc__, re.M | re.S
 )

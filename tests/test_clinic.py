@@ -33,7 +33,7 @@ import promises
 
 # In plain PyTorch, as people write it; what is sick or odd changes some of its rows.
 SCRIPT = """
-import os, random
+import os, random, helper, numpy as np
 import torch, torch.distributed as dist
 from contextlib import nullcontext
 from torch import nn
@@ -134,8 +134,34 @@ STREAM = """
 class Stream(IterableDataset):
     def __iter__(self): return iter([train_set[i] for i in range(rank, 100, 2)])
 loader ="""
+OWN = "DataLoader(TensorDataset(*[t[rank:100:2] for t in train_set[:]]), 8,"
+OWN += " shuffle=True)"
+NUMPY = NOISE.replace("torch.randn(8)", "torch.tensor(np.random.randn(8)).float()")
+FOREVER = """class Forever(Sampler):
+    def __iter__(self):
+        sampler.set_epoch(epoch)
+        while True: yield from sampler
+loader ="""
+GATHER = """    if rank == 0: dist.gather(total, [torch.zeros(2), torch.zeros(2)])
+    else: dist.gather(total, dst=0)
+    alone = dist.new_group([0])
+    if rank == 0: dist.all_reduce(total.clone(), group=alone)
+    dist.all_gather_object([None] * 2, torch.ones(rank))
+    total = ("""
 # The same in other styles; and which promises cannot be seen then, besides DEVICE.
 HEALTHY = [
+    ((IMAGES, SPLIT), LOADER, OWN),
+    ((), "sampler =", NUMPY),
+    ((), "    total = (", GATHER),
+    (
+        (IMAGES,),
+        "\nloader =",
+        "\n" + FOREVER,
+        "8, sampler=sampler",
+        "8, sampler=Forever()",
+        "    for x, y in loader:",
+        "    for x, y in __import__('itertools').islice(loader, 7):",
+    ),
     ((),),
     (
         (),
@@ -242,11 +268,13 @@ def changed(*pairs):
 def checkup(script, folder, *options, start="checkup.py"):
     """Run it in two processes, without torchrun; return what they said, and more."""
     (folder / "script.py").write_text(script)
+    (folder / "helper.py").write_text("")  # both processes write its __pycache__
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     env = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, REPOSITORY / "clinic" / start]
     command = [*command, "--json=rows.json", *options] if start else [sys.executable]
     jobs = [

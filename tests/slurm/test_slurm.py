@@ -46,6 +46,8 @@ WHAT = {
     "cinic_lab/run-2gpus.sh": ["cinic_dp.py", *DIGITS],
     "cinic_lab/run-2nodes.sh": ["cinic_ddp.py", *DIGITS],
     "cinic_lab/run-requeue.sh": ["cinic_requeue.py", *DIGITS],
+    "clinic/run-2gpus.sh": ["checkup.py", "solutions/patient1.py"],
+    "clinic/run-2nodes.sh": ["checkup.py", "solutions/patient1.py"],
     f"{INTRO}.sh": ["single.py", *SMALL],
     f"{INTRO}_dp.sh": ["dp.py", *SMALL],
     f"{INTRO}_ddp.sh": ["ddp.py", *SMALL],
