@@ -42,16 +42,15 @@ MOST = 1000  # so many steps are compared
 
 me = Record(rank=RANK, device=None, start=[], grads=[], weights=[], lines=[])
 me.epochs, me.names, me.sharded, me.own, me.merged = [], {}, False, {}, False
-me.draws = []
 me.counts, me.last, me.files, me.reads = Counter(), {}, {}, defaultdict(set)
-me.closed = False
+me.draws, me.closed = [], False
 now = Record(script="", limit=0, events=0, steps=0, batch=0, trained=set(), said=[])
 now.epoch, now.merged, now.forward, now.values = None, False, -1, defaultdict(list)
 now.depth = 0
 
 
 class Enough(BaseException):
-    """The script has made as many steps as --steps says."""
+    """As many steps are made as --steps says."""
 
 
 def here(frame=None):

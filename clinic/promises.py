@@ -262,7 +262,8 @@ def waits(every):
 def printed(every):
     seen = {g[0].key for _, _, g, items in passes(every, False) if all_of(g, items)}
     for key, (why, matches, prints) in every[0].own.items():
-        if 2 * matches > prints and key not in seen and not different(every):
+        often = matches and 2 * matches >= prints  # else it is by chance
+        if often and key not in seen and not different(every):
             return why, ""
     return "", "" if every[0].merged else "where they come from cannot be told"
 
