@@ -303,7 +303,7 @@ def those(states, state):
 @pytest.mark.parametrize("case", SICK, ids=range(len(SICK)))
 def test_what_is_sick(case, tmp_path):
     promise, *pairs = case
-    status, states, said = checkup(changed(*pairs), tmp_path, "--wait=20")
+    status, states, said = checkup(changed(*pairs), tmp_path)
     assert those(states, "broken") == {promise}, said
     assert status == 1
     line = r"script\.py:\d+|no process|rank"
