@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tqdm import tqdm
 
 from common.cli import UserError, add_line
@@ -54,17 +55,15 @@ class RunLog:
         self.enabled, self.writer, self.counts = enabled, Nothing(), counts
         self.batch, self.world_size = args.batch_size * world_size, world_size
         gets_on()
-        script = Path(sys.argv[0]).stem
-        job = os.environ.get("SLURM_JOB_ID")  # several runs may share one
-        run = f"{job or format(time.time(), '.0f')}-{os.getpid()}"
+        script, job = Path(sys.argv[0]).stem, os.environ.get("SLURM_JOB_ID")
+        run = f"{job or format(time.time(), '.0f')}-{os.getpid()}"  # of several
         self.folder = Path("logs", f"{script}-{run}")
         if not enabled:
             return
         try:
             Path("logs").mkdir(exist_ok=True)
             if scalars:  # slow to import, and only one process needs it
-                # TensorBoard needs no TensorFlow, and would take dp_ddp_intro's
-                # folder of that name for it.
+                # Else TensorBoard takes dp_ddp_intro/tensorflow/ for TensorFlow.
                 sys.modules.setdefault("tensorflow", None)
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -72,6 +71,7 @@ class RunLog:
         except OSError as error:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
         self.device, self.epochs, self.memory = device, [], 0
+        register_optimizer_step_pre_hook(self._weigh)
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # as torchrun counts them
         here = world_size // nodes if job else world_size  # a laptop plays all nodes
         name, unit, cores = "CPU core", "CPU core", os.cpu_count()
@@ -87,6 +87,13 @@ class RunLog:
         batches = f"{args.batch_size} per {unit} x {world_size} {unit}"
         self.print(f"Batch size: {batches}{'s' * (world_size > 1)} = {self.batch}")
 
+    def _weigh(self, optimizer, *_):
+        """Note how large the gradients are, at the first step of an optimizer."""
+        if "gradient_bytes" not in self.fields:
+            grads = [p.grad for g in optimizer.param_groups for p in g["params"]]
+            size = sum(grad.nbytes for grad in grads if grad is not None)
+            self.fields["gradient_bytes"] = size
+
     def print(self, line):
         if self.enabled:
             rank0_print(line)
@@ -97,12 +104,12 @@ class RunLog:
         Meanwhile a bar moves on a terminal; elsewhere a line comes every 30 seconds.
         """
         steps, seen = steps or len(loader), 0
-        start = said = told = time.perf_counter()
-        gets_on()
+        start = said = time.perf_counter()
         form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
         with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
             for step, (inputs, labels) in enumerate(islice(loader, steps), start=1):
+                gets_on()
                 yield inputs, labels
                 seen += labels.numel() * self.world_size
                 speed = f"{seen / (time.perf_counter() - start):.1f} {self.counts}/s"
@@ -112,16 +119,12 @@ class RunLog:
                 if bar.disable and now - said > 30:
                     said = now
                     self.print(f"{step} of {steps} steps, {speed}")
-                if now - told > 1:
-                    told = now
-                    gets_on()
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
 
-        images: how many the whole job trained on (or tokens); seconds: what that
-        took, without the validation; parts: for example train={"loss": 0.1,
-        "accuracy": 98.7}.
+        images: of the whole job (or tokens); seconds: without the validation; parts:
+        for example train={"loss": 0.1, "accuracy": 98.7}.
         """
         gets_on()
         if not self.enabled:
@@ -147,23 +150,21 @@ class RunLog:
         Its speed is the median of epochs 2 to --epochs: the first fills caches, and
         those after are fine-tuning.
         """
-        if not self.enabled:
-            time.sleep(0.1)  # main() frees the process group next: see cli.leave()
-            return
+        if not self.enabled:  # main() frees the process group next: see cli.leave()
+            return time.sleep(0.1)
         epochs = self.epochs[: self.fields["options"]["epochs"]]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
-        median = statistics.median(seconds)
+        mid = statistics.median(seconds)
         fields |= {"counts": self.counts, f"{self.counts}_per_epoch": images[0]}
-        fields |= {f"{self.counts}_per_second": images[0] / median}
-        fields |= {"seconds_per_epoch": median, "peak_memory_gb": self.memory / 1e9}
+        fields |= {f"{self.counts}_per_second": images[0] / mid}
+        fields |= {"seconds_per_epoch": mid, "peak_memory_gb": self.memory / 1e9}
         ends = [end for _, _, end in self.epochs]  # seconds since 1970
         fields |= {"epoch_ends": ends, "finished": time.strftime("%FT%T%z")}
         self.fields |= {"torch": torch.__version__, **fields}
         self.writer.close()
         add_line("logs/results.jsonl", json.dumps(self.fields))
         if len(epochs) > 1:
-            first = f"First epoch: {epochs[0][1]:.1f} s"
-            self.print(f"{first}; later ones: {median:.1f} s")
+            self.print(f"First epoch: {epochs[0][1]:.1f} s; later ones: {mid:.1f} s")
         self.print("Result added to logs/results.jsonl")
 
 

@@ -32,8 +32,7 @@ def means(sums, *names):
     if torch.is_grad_enabled():
         finite(loss)
     percent = [100 * number / count for number in correct]
-    names = names or ("accuracy",)
-    return {"loss": loss, **dict(zip(names, percent, strict=True))}
+    return {"loss": loss, **dict(zip(names or ["accuracy"], percent, strict=True))}
 
 
 def finite(loss):

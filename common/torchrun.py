@@ -37,8 +37,6 @@ logging.disable(logging.ERROR)
 node = os.environ.get("SLURMD_NODENAME", "")
 address = "localhost" if "--standalone" in sys.argv else node
 os.environ.setdefault("PET_LOCAL_ADDR", address)
-
-
 # Code that a script calls: ours, Python's and of its packages.
 OTHERS = os.path.dirname(__file__), *map(sysconfig.get_path, ("stdlib", "purelib"))
 

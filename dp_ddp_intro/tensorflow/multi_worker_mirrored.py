@@ -8,6 +8,7 @@ Without Slurm type bash in place of sbatch. Without a GPU add
 
 import os
 import sys
+import time
 
 import tensorflow as tf
 from keras.utils import set_random_seed
@@ -115,6 +116,8 @@ def main():
         loss, accuracy = (sums / len(dataset)).numpy().tolist()
         report.on_epoch_end(epoch, {"loss": loss, "accuracy": accuracy})
     report.on_train_end()
+    if resolver.task_id == 0:
+        time.sleep(2)  # if it were not the last to leave, the others would complain
 
 
 if __name__ == "__main__":

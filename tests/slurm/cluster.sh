@@ -11,7 +11,9 @@
 
 set -euo pipefail
 folder=${2:-/tmp/slurm-on-paper}
-id=$(($(cksum <<< "$folder" | cut -d ' ' -f 1) % 250)) # several clusters do not collide
+# Several clusters do not collide: each has the first number from here on that is free.
+id=$(cat "$folder/id" 2> /dev/null || echo $(($(cksum <<< "$folder" | cut -d ' ' -f 1) % 250)))
+while [[ ${1:-} == up ]] && ip link show "paper$id" &> /dev/null; do id=$(((id + 1) % 250)); done
 nodes=$(seq "${NODES:-2}")
 bridge=paper$id address=10.77.$id.1 ports=$((20000 + 4 * id))
 
@@ -28,6 +30,7 @@ up() {
     done
     [[ ! -e $folder ]] || fail "$folder is there already: type bash $0 down $folder"
     mkdir -p "$folder"/{state,log}
+    echo "$id" > "$folder/id"
     trap 'status=$?; tail -n 3 "$folder"/log/* >&2; down; exit $status' ERR
     chmod 755 "$folder"
     for gpu in {0..7}; do
