@@ -106,8 +106,10 @@ def draw(kinds, counts, file):
         ends = [[row["batch"] / row["ends"][end] for row in found] for end in (0, 1)]
         axes.fill_between(x, *ends, alpha=0.2, color=line.get_color())
         axes.plot(x, [n * found[0]["speed"] for n in x], ":", color="gray")
-    x = [row["n"] for row in max(kinds.values(), key=len)]
-    axes.set_xticks(x, x, minor=False)
+    longest = max(kinds.values(), key=len)
+    x, y = ([row[key] for row in longest] for key in ("n", "speed"))
+    axes.set_xticks(x, x)
+    axes.set_yticks(y, [f"{speed:,.0f}" for speed in y])
     axes.minorticks_off()
     axes.set(xlabel="GPUs", ylabel=f"{counts}/s (dotted: if nothing were lost)")
     axes.legend()
@@ -213,9 +215,7 @@ def main():
     net = read_net(site, [read(file, "all_reduce") for file in args.check])
     known = max(args.gpus, args.explain or 1)
     if "between" not in net and known > net["gpus_per_node"]:
-        print(
-            "Of one node alone the links are known: --site, or a --check, tells more"
-        )
+        print("Only one node was checked: for more, add --check of two, or --site\n")
         known = net["gpus_per_node"]
     if args.files:
         case, two = measured_case(args.files, args.images)
