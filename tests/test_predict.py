@@ -262,9 +262,7 @@ def test_a_check_of_one_node(there, capsys):
     (there / "check.json").write_text(json.dumps(check(1, 4)))
     call(predict, "results.jsonl", "--check", "check.json", "--explain", 16)
     out = capsys.readouterr().out
-    assert out.startswith(
-        "Of one node alone the links are known: --site, or a --check"
-    )
+    assert out.startswith("Only one node was checked: for more, add --check of two")
     assert "\n   4 " in out and "\n   8 " not in out
     assert "A step on 4 GPUs, 25 each:" in out
 
