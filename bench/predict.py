@@ -47,6 +47,7 @@ def rows(case, net, most, whole=None):
         row["epoch"] = case["images"] / total * row["step"]
         if whole:  # what any batch costs, however small it is
             parts["batch"] = case["fixed"] * case["accumulate"] * (n > 1)
+        row["gain"] = found[-1]["epoch"] / row["epoch"] if found else 1
         found.append(row | {"speed": total / row["step"], "parts": parts})
     if not found:
         raise UserError("an epoch is less than one batch: type more --images")
@@ -69,19 +70,15 @@ def table(found, counts, watts):
     return ["  ".join(map(str.rjust, line, widths)) for line in lines]
 
 
-def gain(row, more):
-    return row["epoch"] / more["epoch"]
-
-
 def verdict(found, most):
     """Say up to where more GPUs are worth it, and what costs most there."""
     slow = (
-        (a, b) for a, b in pairwise(found) if gain(a, b) < 0.75 * b["n"] / a["n"]
+        p for p in pairwise(found) if p[1]["gain"] < 0.75 * p[1]["n"] / p[0]["n"]
     )
     row, more = next(slow, (found[-1], found[-1]))
     text = f"Worth it up to {row['n']} GPU{'s' * (row['n'] > 1)}"
     if row is not more:
-        text += f": {more['n']} are {gain(row, more):.2f} times as fast"
+        text += f": {more['n']} are {more['gain']:.2f} times as fast"
     elif row["n"] < most:
         text = f"{text}: there are no images for more"
     names = {"group": "being in a group", "network": "the network"}
@@ -209,7 +206,10 @@ def main():
     if not args.files and not (args.model and args.site):
         raise UserError("what runs: type RESULTS.jsonl, or --model and --site")
     if args.site:
-        named = SITES / f"{args.site}.json"
+        named, names = SITES / f"{args.site}.json", sorted(SITES.glob("*.json"))
+        if not named.exists() and not Path(args.site).exists():
+            names = ", ".join(name.stem for name in names)
+            raise UserError(f"no site {args.site}: type a file, or one of {names}")
         keys = ["gpus_per_node", "inside", *["resnet50"] * (not args.files)]
         site = read(named if named.exists() else args.site, *keys)
     net = read_net(site, [read(file, "all_reduce") for file in args.check])

@@ -357,7 +357,13 @@ def test_mistakes(there):
     for words, *options in [
         ("what network is it: type --check FILE, or --site", "results.jsonl"),
         ("what runs: type RESULTS.jsonl, or", "--site", "lumi"),
-        ("cannot read nowhere: ", "results.jsonl", "--site", "nowhere"),
+        (
+            "no site nowhere: .* a100-hdr, alvis",
+            "results.jsonl",
+            "--site",
+            "nowhere",
+        ),
+        ("cannot read half.json: ", "results.jsonl", "--site", "half.json"),
         ("cannot read half.json: ", "results.jsonl", "--check", "half.json"),
         ("other.json has no all_reduce", "results.jsonl", "--check", "other.json"),
         ("other.json has no gpus_per_node", "results.jsonl", "--site", "other.json"),
