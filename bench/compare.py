@@ -244,9 +244,14 @@ def draw(groups, file):
     axes.set(xlabel="GPUs, or CPU cores in their place", ylabel="speed-up")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12))
+    save(axes.figure, file)
+
+
+def save(figure, file):
+    """Write a plot to this file, or raise UserError."""
     try:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        axes.figure.savefig(file, dpi=120, bbox_inches="tight")
+        figure.savefig(file, dpi=120, bbox_inches="tight")
     except (OSError, ValueError) as error:  # an ending that matplotlib does not know
         raise UserError(f"cannot write {file}: {error}") from None
 

@@ -19,10 +19,14 @@ COMPUTE, SEND, LATE = "#88bbee", "#bbbbbb", "#ee6677"  # for the colour-blind, t
 def main():
     OptionParser(__doc__).parse_args()
     site = json.loads((HERE / "sites/workstations-25gbe.json").read_text())
-    case = model_case("resnet50", 128, site, "fp16") | {
-        "overlap": True,
-        "accumulate": 1,
-    }
+    case = (
+        {"fixed": 0}
+        | model_case("resnet50", site, "fp16")
+        | {
+            "overlap": True,
+            "accumulate": 1,
+        }
+    )
     work = 128 * case["each"]
     case |= {"group": GROUP * work, "loader": 1e9, "storage": 1e9}
     parts, buckets = step(8, 128, case, read_net(site))

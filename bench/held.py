@@ -2,6 +2,7 @@
 
     python held.py
     python held.py --off 20        each row that is off by more than 20 %, too
+    python held.py others.json     runs of your own, in the form of published.json
 
 published.json is of others, network.json of network.py. Errors are of the
 speed: what was predicted by what was measured, less one.
@@ -12,13 +13,13 @@ nothing lost  if n GPUs were n times as fast as one
 as on 2       if more GPUs had the efficiency of two
 """
 
-import json
+import signal
 from itertools import groupby
 from math import log2, sqrt
 from pathlib import Path
 from statistics import median
 
-from scaling import GROUP, REACHED, group_seconds, read_net, step, work
+from scaling import GROUP, REACHED, group_seconds, read, read_net, step, work
 
 from common.cli import OptionParser, at_least
 
@@ -134,18 +135,22 @@ def report(rows, off):
 
 def main():
     parser = OptionParser(__doc__)
-    add, text = parser.add_argument, "rows that are off by more; default: none"
-    add("--off", type=at_least(1), metavar="PERCENT", help=text)
+    text = "in the form of published.json; default: that, and network.json"
+    parser.add_argument("file", nargs="?", help=text)
+    text = "rows that are off by more; default: none"
+    parser.add_argument("--off", type=at_least(1), metavar="PERCENT", help=text)
     args = parser.parse_args()
-    print("Published by others")
-    rows = published(json.loads((HERE / "published.json").read_text()))
-    report(sorted(rows, key=lambda row: row["name"]), args.off)
-    file = HERE / "network.json"
-    if file.exists():
-        print("\nMeasured here, over slow networks")
-        rows = [*ours(json.loads(file.read_text()))]
-        report(sorted(rows, key=lambda row: row["name"]), args.off)
+    kinds = {"Published by others": (published, HERE / "published.json")}
+    kinds["Measured here, over slow networks"] = ours, HERE / "network.json"
+    if args.file:
+        kinds = {args.file: (published, args.file)}
+    for title, (found, file) in kinds.items():
+        rows = sorted(found(read(file, "runs")), key=lambda row: row["name"])
+        print(title)
+        report(rows, args.off)
+        print()
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
     main()

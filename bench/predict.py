@@ -4,6 +4,7 @@
     python ../bench/predict.py logs/results.jsonl --check logs/check-4711.json
     python ../bench/predict.py logs/results.jsonl --site lumi --explain 16
     python ../bench/predict.py --site lumi --model vgg16 --batch-size 25
+    python ../bench/predict.py --site lumi --speed 119.6 --gradients 440
 
 What one GPU does comes from runs on one GPU, and what it costs to be in a group from
 a run on two of a node; how fast GPUs talk from what check.py measured, or from a
@@ -12,21 +13,30 @@ and a group that costs nothing; half the network, and a group that costs twice a
 much, or more the more GPUs wait for the slowest. bench/README.md explains all.
 """
 
-import json
+import signal
 from itertools import pairwise
 from math import ceil, log2, sqrt
 from pathlib import Path
 
 import torch
-from compare import MANY, compare, fixed, read_runs
-from scaling import GROUP, REACHED, explain, group_seconds, read_net, step, work
+from compare import MANY, compare, fixed, read_runs, save
+from scaling import (
+    GROUP,
+    REACHED,
+    explain,
+    group_seconds,
+    read,
+    read_net,
+    read_site,
+    step,
+    work,
+)
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
 from common.cli import OptionParser, UserError, at_least
 from pairs import PAIRS
 
-SITES = Path(__file__).parent / "sites"
 DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG")}
 
 
@@ -110,23 +120,7 @@ def draw(kinds, counts, file):
     axes.minorticks_off()
     axes.set(xlabel="GPUs", ylabel=f"{counts}/s (dotted: if nothing were lost)")
     axes.legend()
-    try:
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        axes.figure.savefig(file, dpi=120, bbox_inches="tight")
-    except (OSError, ValueError) as error:  # an ending that matplotlib does not know
-        raise UserError(f"cannot write {file}: {error}") from None
-
-
-def read(file, *keys):
-    """Return what a JSON file holds, which has these keys, or raise UserError."""
-    try:
-        content = json.loads(Path(file).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {file}: {error}") from None
-    for key in keys:
-        if not content.get(key):
-            raise UserError(f"{file} has no {key}: type another file")
-    return content
+    save(axes.figure, file)
 
 
 def step_seconds(run):
@@ -167,8 +161,8 @@ def measured_case(files, images):
     return case, twos and step_seconds(twos[-1])
 
 
-def model_case(name, batch, site, precision):
-    """Return step()'s case of torchvision's model, from a site's ResNet-50."""
+def model_case(name, site, precision):
+    """Return what step()'s case has of a net, by the site's ResNet-50."""
     if name not in models.list_models(module=models):
         raise UserError(f"torchvision.models has no {name}: type another --model")
     counts = []
@@ -177,9 +171,9 @@ def model_case(name, batch, site, precision):
             model = models.get_model(net).eval()
             model(torch.empty(1, 3, 224, 224))
         counts.append(counter.get_total_flops())
-    case = {"each": counts[1] / counts[0] / site["resnet50"][precision], "fixed": 0}
-    case |= {"gradients": sum(4 * p.numel() for p in model.parameters())}
-    return case | {"batch": batch, "images": 1281167, "counts": "images"}
+    gradients = sum(4 * p.numel() for p in model.parameters())
+    each = counts[1] / counts[0] / site["resnet50"][precision]
+    return {"each": each, "gradients": gradients}
 
 
 def main():
@@ -190,7 +184,9 @@ def main():
     add("--check", nargs="+", default=[], metavar="JSON", help=text)
     add("--site", help="of bench/sites/, or a file like those; default: none")
     add("--model", help="of torchvision, if nothing was measured; default: none")
-    add("--batch-size", type=some, default=32, help="of a GPU, for --model")
+    add("--speed", type=float, help="or images/s of one GPU; default: none")
+    add("--gradients", type=float, metavar="MB", help="with --speed; default: none")
+    add("--batch-size", type=some, default=32, help="of a GPU, for these")
     add("--amp", action="store_true", help="with autocast, for --model")
     add("--images", type=some, help="of an epoch; default: measured, or ImageNet's")
     add("--whole", type=some, help="batch for strong scaling; default: of one GPU")
@@ -203,26 +199,26 @@ def main():
     args, site, two = parser.parse_args(), {}, None
     if not args.site and not args.check:
         raise UserError("what network is it: type --check FILE, or --site NAME")
-    if not args.files and not (args.model and args.site):
-        raise UserError("what runs: type RESULTS.jsonl, or --model and --site")
+    told = args.speed and args.gradients
+    if not (args.files or told or (args.model and args.site)):
+        text = "what runs: type RESULTS.jsonl, --model, or --speed and --gradients"
+        raise UserError(text)
     if args.site:
-        named, names = SITES / f"{args.site}.json", sorted(SITES.glob("*.json"))
-        if not named.exists() and not Path(args.site).exists():
-            names = ", ".join(name.stem for name in names)
-            raise UserError(f"no site {args.site}: type a file, or one of {names}")
-        keys = ["gpus_per_node", "inside", *["resnet50"] * (not args.files)]
-        site = read(named if named.exists() else args.site, *keys)
+        site = read_site(args.site, *["resnet50"] * bool(args.model))
     net = read_net(site, [read(file, "all_reduce") for file in args.check])
     known = max(args.gpus, args.explain or 1)
     if "between" not in net and known > net["gpus_per_node"]:
         print("Only one node was checked: for more, add --check of two, or --site\n")
         known = net["gpus_per_node"]
+    case = {"batch": args.batch_size, "images": 1281167, "counts": "images"}
+    case["fixed"] = 0
     if args.files:
         case, two = measured_case(args.files, args.images)
+    elif told:
+        case |= {"each": 1 / args.speed, "gradients": args.gradients * 1e6}
     else:
-        precision = "fp16" if args.amp else "fp32"
-        case = model_case(args.model, args.batch_size, site, precision)
-        case["images"] = args.images or case["images"]
+        case |= model_case(args.model, site, "fp16" if args.amp else "fp32")
+    case["images"] = args.images or case["images"]
     case |= {"overlap": True, "accumulate": 1, "loader": 1e9, "storage": 1e9}
     case["group"] = GROUP * (case["fixed"] + case["batch"] * case["each"])
     if two:
@@ -246,4 +242,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
     main()

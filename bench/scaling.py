@@ -6,10 +6,14 @@ the backward pass. DDP all-reduces the gradients in buckets, each as soon as it 
 ready, one after another. bench/README.md has the sources, and how far off it was.
 """
 
+import json
 import math
+from pathlib import Path
 from statistics import linear_regression
 
 import numpy as np
+
+from common.cli import UserError
 
 MB = 2**20
 # DDP's buckets (bucket_cap_mb, and torch.distributed's _DEFAULT_FIRST_BUCKET_BYTES):
@@ -25,6 +29,27 @@ REACHED = 0.8  # of a data sheet's bandwidth, by large messages
 START, TREE_HOP, NETWORK_HOP = 8.4e-6, 4e-6, 14e-6
 HOP = {"NVLink": 3.4e-6, "PCIe": 5.7e-6}
 PLATEAU, TREE = 1.4, 0.55
+
+
+def read(file, *keys):
+    """Return what a JSON file holds, which has these keys, or raise UserError."""
+    try:
+        content = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+    for key in keys:
+        if not content.get(key):
+            raise UserError(f"{file} has no {key}: type another file")
+    return content
+
+
+def read_site(name, *keys):
+    """Return a site of bench/sites/, or of a file like those, or raise UserError."""
+    sites = Path(__file__).parent / "sites"
+    known = {file.stem: file for file in sorted(sites.glob("*.json"))}
+    if name not in known and not Path(name).exists():
+        raise UserError(f"no site {name}: type a file, or one of {', '.join(known)}")
+    return read(known.get(name, name), "gpus_per_node", "inside", *keys)
 
 
 def read_net(site, checks=()):

@@ -340,10 +340,30 @@ def test_each_site(site, there, capsys):
 def test_an_unmeasured_model_is_as_fast_as_its_arithmetic():
     """VGG16 has 15.5 billion multiplications an image, ResNet-50 4.1."""
     site = {"resnet50": {"fp32": 100}}
-    case = predict.model_case("vgg16", 25, site, "fp32")
+    case = predict.model_case("vgg16", site, "fp32")
     assert case["each"] == pytest.approx(15.5 / 4.1 / 100, rel=0.02)
     assert case["gradients"] == 4 * 138_357_544
-    assert predict.model_case("resnet50", 25, site, "fp32")["each"] == 0.01
+    assert predict.model_case("resnet50", site, "fp32")["each"] == 0.01
+
+
+def test_a_speed_and_gradients_that_are_told(there, capsys):
+    """As held.py predicts it from the same figures in a file."""
+    site = {"gpus_per_node": 8, "inside": {"kind": "NVLink", "gb_per_s": 150}}
+    site |= {"between": {"gb_per_s": 12.5}}
+    (there / "site.json").write_text(json.dumps(site))
+    told = ["--speed", 119.6, "--gradients", 440, "--batch-size", 32, "--gpus", 32]
+    call(predict, "--site", "site.json", *told)
+    weak = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    run = {"machine": "m", "model": "bert", "what": "here", "gradient_bytes": 440e6}
+    run |= {"batch_per_gpu": 32, "overlap": True, "accumulate": 1}
+    run |= {"speed": {"1": 119.6, "32": 2885.81}}
+    data = {"machines": {"m": site}, "runs": [run]}
+    (there / "runs.json").write_text(json.dumps(data))
+    (row,) = held.published(data)
+    assert weak[-2].split()[5] == f"{row['from 1']:,.0f}"
+    call(held, "runs.json", "--off", 1)
+    error = 100 * (row["from 1"] / row["measured"] - 1)
+    assert f"{error:+.0f} %: m bert, here, 32 GPUs" in capsys.readouterr().out
 
 
 def test_mistakes(there):
@@ -356,7 +376,8 @@ def test_mistakes(there):
     (there / "other.json").write_text("{}")
     for words, *options in [
         ("what network is it: type --check FILE, or --site", "results.jsonl"),
-        ("what runs: type RESULTS.jsonl, or", "--site", "lumi"),
+        ("what runs: type RESULTS.jsonl, --model", "--site", "lumi"),
+        ("what runs: type RESULTS.jsonl, --model", "--site", "lumi", "--speed", "5"),
         (
             "no site nowhere: .* a100-hdr, alvis",
             "results.jsonl",
