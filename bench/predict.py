@@ -82,9 +82,8 @@ def table(found, counts, watts):
 
 def verdict(found, most):
     """Say up to where more GPUs are worth it, and what costs most there."""
-    slow = (
-        p for p in pairwise(found) if p[1]["gain"] < 0.75 * p[1]["n"] / p[0]["n"]
-    )
+    doublings = pairwise(found)  # but the last of an odd number
+    slow = ((a, b) for a, b in doublings if b["gain"] < 0.75 * b["n"] / a["n"])
     row, more = next(slow, (found[-1], found[-1]))
     text = f"Worth it up to {row['n']} GPU{'s' * (row['n'] > 1)}"
     if row is not more:

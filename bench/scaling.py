@@ -72,10 +72,8 @@ def read_net(site, checks=()):
         way, hop = ("between", "network_hop") if many else ("inside", "hop")
         first = net["measured"].setdefault(way, (n, n // row["nodes"], {}))
         if n == first[0]:
-            points = first[2]
-            points[size] = max(
-                row["seconds"], points.get(size, 0)
-            )  # the slowest node
+            points = first[2]  # of several nodes the slowest counts
+            points[size] = max(row["seconds"], points.get(size, 0))
             net[way] = 2 * (n - 1) / n * max(s / t for s, t in points.items()) / 1e9
             if backend == "gloo":  # it has rings alone
                 net |= {"start": 0, "trees": False}
