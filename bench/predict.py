@@ -228,6 +228,7 @@ def main():
     whole, most = args.whole or case["batch"], min(args.gpus, known)
     kinds = {f"Weak scaling, {case['batch']} per GPU": rows(case, net, most)}
     kinds[f"Strong scaling, {whole} in all"] = rows(case, net, most, whole)
+    draw(kinds, case["counts"], args.plot)  # before a pipe may close
     watts = site.get("watts", {}).get("per_gpu")
     for kind, found in kinds.items():
         print(kind, *table(found, case["counts"], watts), sep="\n")
@@ -236,7 +237,6 @@ def main():
         n = min(args.explain, known)
         print(f"A step on {n} GPU{'s' * (n > 1)}, {case['batch']} each:")
         print(*explain(n, case["batch"], case, net), sep="\n", end="\n\n")
-    draw(kinds, case["counts"], args.plot)
     print(f"Plot saved to {Path(args.plot).absolute()}")
 
 
