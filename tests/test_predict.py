@@ -112,6 +112,10 @@ def test_checks_of_different_groups(backend):
         assert scaling.all_reduce(16 * MB, 2, nets[1]) == pytest.approx(0.017777216)
         assert scaling.all_reduce(16 * MB, 2, nets[2]) == 1  # the slowest node
         assert found < scaling.all_reduce(16 * MB, 64, nets[0]) < 20 * found
+    eight = check(1, 8, backend, lambda size: 0.003 + size / 1e8)
+    for checks in ((slower, eight), (eight, slower)):  # eight tell more than two
+        net = scaling.read_net(None, [*checks])
+        assert scaling.all_reduce(MB, 8, net) == pytest.approx(0.003 + MB / 1e8)
     net = scaling.read_net(site, [small])  # two GPUs of a node of eight
     assert net["gpus_per_node"] == 8 and net["between"] == pytest.approx(80)
 
@@ -276,7 +280,7 @@ def test_which_runs_count(there, capsys):
     fast = {"options": {"epochs": 9, "batch_size": 25, "seed": 1}}
     lines = [
         result("cinic", 1, 25, 0.5),
-        result("cinic_amp", 1, 25, 0.2, **old),
+        result("cinic_amp", 1, 25, 0.2, **new),
         result("cinic_amp", 1, 25, 0.1, **fast),
         result("cinic_tensorboard", 1, 25, 0.1),
         result("cinic_ddp", 2, 25, 0.9, **old, **fast),
