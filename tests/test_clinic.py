@@ -353,7 +353,8 @@ def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
         pytest.skip("there is a GPU here")
     for by_name in (
         'init_process_group("nccl")',
-        "init_process_group(); torch.ones(1).cuda()",
+        # Both are connected: else the one that ends first resets the other.
+        "init_process_group(); dist.barrier(); torch.ones(1).cuda()",
     ):
         status, _, said = checkup(changed("init_process_group()", by_name), tmp_path)
         line = "Error: script.py: no GPU is here, and it asks for one by name ("
