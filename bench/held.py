@@ -15,11 +15,10 @@ as on 2       if more GPUs had the efficiency of two
 
 import signal
 from itertools import groupby
-from math import log2, sqrt
 from pathlib import Path
 from statistics import median
 
-from scaling import GROUP, REACHED, group_seconds, read, read_net, step, work
+from scaling import GROUP, extremes, group_seconds, read, read_net, step, work
 
 from common.cli import OptionParser, at_least
 
@@ -61,14 +60,14 @@ def published(data):
             if n == 1 or str(n) in run.get("chose", {}):
                 continue
             case, links = at(n)
-            late = 2 * sqrt(log2(n))
             row = {"name": (run["machine"], run["model"]), "n": n}
             row |= {"what": run["what"], "measured": measured}
             if "GROUP" not in run.get("chose", {}).values():  # else it has seen them
                 row["from 1"] = speed(n, batch, case, links)
                 row["nothing lost"] = n * speeds[1]
-            row["to"] = speed(n, batch, case, links, 1 / REACHED, 0)
-            row["from"] = speed(n, batch, case, links, 0.5, late)
+            fast, slow = extremes(n)
+            row["to"] = speed(n, batch, case, links, *fast)
+            row["from"] = speed(n, batch, case, links, *slow)
             if two is not None and n > 2:
                 row["from 1, 2"] = speed(n, batch, case | {"group": two}, links)
                 row["as on 2"] = n / 2 * speeds[2]

@@ -111,13 +111,12 @@ def relay(megabits, delay, *names):
         until = waiting[0][0] - time.monotonic() if waiting else 60
         for end in select.select(ends, [], [], max(until, 0))[0]:
             packet, source = os.read(end, 70000), ends.index(end)
-            if packet[0] >> 4 == 4 and 1 <= packet[19] <= len(
-                ends
-            ):  # IPv4's address
+            target = packet[19] - 1  # the last number of an IPv4 address, from 0
+            if packet[0] >> 4 == 4 and 0 <= target < len(ends):
                 free[source] = max(time.monotonic(), free[source])
                 free[source] += len(packet) * 8 / float(megabits) / 1e6
                 due = free[source] + float(delay) / 1e3
-                heapq.heappush(waiting, (due, packet[19] - 1, packet))
+                heapq.heappush(waiting, (due, target, packet))
         while waiting and waiting[0][0] <= time.monotonic():
             _, target, packet = heapq.heappop(waiting)
             os.write(ends[target], packet)

@@ -15,15 +15,15 @@ much, or more the more GPUs wait for the slowest. bench/README.md explains all.
 
 import signal
 from itertools import pairwise
-from math import ceil, log2, sqrt
+from math import ceil
 from pathlib import Path
 
 import torch
 from compare import MANY, compare, fixed, read_runs, save
 from scaling import (
     GROUP,
-    REACHED,
     explain,
+    extremes,
     group_seconds,
     read,
     read_net,
@@ -42,15 +42,14 @@ DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG"
 
 def rows(case, net, most, whole=None):
     """Return a row for each number of GPUs; whole: the batch that they share."""
-    found, peak = [], 1 if net["measured"] else 1 / REACHED
+    found = []
     numbers = [2**i for i in range(most.bit_length()) if 2**i < most]
     for n in [*numbers, most]:
         batch = ceil(whole / n) if whole else case["batch"]
         total = (whole or n * batch) * case["accumulate"]
         if total > case["images"] or n > (whole or n):
             break  # less than one step an epoch, or than one image a GPU
-        wait = 2 * sqrt(log2(max(n, 2)))  # about as the slowest of n is slower
-        ways = (1, 1), (peak, 0), (0.5, wait)
+        ways = (1, 1), *extremes(n, bool(net["measured"]))
         parts, *ends = (step(n, batch, case, net, *way)[0] for way in ways)
         row = {"n": n, "nodes": ceil(n / net["gpus_per_node"]), "batch": total}
         row |= {"step": sum(parts.values()), "ends": [sum(p.values()) for p in ends]}

@@ -180,6 +180,15 @@ def step(n, batch, case, net, faster=1, group=1):
     return parts, buckets
 
 
+def extremes(n, measured=False):
+    """Return step()'s (faster, group) for a fast and for a slow network of n GPUs.
+
+    measured: is its full speed known, or only what a data sheet promises.
+    """
+    wait = 2 * math.sqrt(math.log2(max(n, 2)))  # about as the slowest of n is slower
+    return (1 if measured else 1 / REACHED, 0), (0.5, wait)
+
+
 def explain(n, batch, case, net):
     """Return the arithmetic of a step on n GPUs, as lines."""
     parts, buckets = step(n, batch, case, net)
