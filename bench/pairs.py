@@ -5,6 +5,7 @@ MNIST = "mnist_multigpu/mnist"
 CINIC = "cinic_lab/cinic"
 INTRO = "dp_ddp_intro"
 KERAS = "dp_ddp_intro/tensorflow"
+BEYOND = "dp_ddp_intro/beyond_ddp"
 SAMPLER = "dp_ddp_intro/solutions/ddp_with_sampler"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
@@ -27,10 +28,21 @@ PAIRS = [
     (f"{CINIC}_tensorboard.py", f"{CINIC}_dp.py", "DP", 6),
     (f"{CINIC}_tensorboard.py", f"{CINIC}_ddp.py", "DDP", 22),
     (f"{CINIC}_ddp.py", f"{CINIC}_requeue.py", "REQUEUE", 15),
+    (f"{CINIC}_ddp.py", f"{CINIC}_syncbn.py", "BN", 3),
     (f"{INTRO}/single.py", f"{INTRO}/dp.py", "DP", 6),
     (f"{INTRO}/single.py", f"{INTRO}/ddp.py", "DDP", 20),
     (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
     (f"{INTRO}/ddp_no_sampler.py", f"{SAMPLER}.py", "DDP", 6),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/accumulate.py", "ACC", 8),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/zero.py", "ZERO", 4),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/checkpointing.py", "AC", 4),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/compiled.py", "COMPILE", 4),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/fsdp.py", "FSDP", 12),
+    (f"{BEYOND}/fsdp.py", f"{BEYOND}/fsdp_checkpoint.py", "DCP", 12),
+    (f"{BEYOND}/fsdp.py", f"{BEYOND}/hsdp.py", "HSDP", 6),
+    (f"{INTRO}/single.py", f"{BEYOND}/tensor_parallel.py", "TP", 24),
+    (f"{BEYOND}/fsdp.py", f"{BEYOND}/fsdp_tp.py", "TP", 20),
+    (f"{INTRO}/single.py", f"{BEYOND}/pipeline.py", "PP", 24),
     (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py", "MIRRORED", 6),
     *(
         (f"clinic/patient{n}.py", f"clinic/solutions/patient{n}.py", "FIX", 4)

@@ -4,6 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same with a mistake
+    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
 
 Without Slurm type bash in place of sbatch. Without a GPU add
 --layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
@@ -14,7 +15,6 @@ import time
 import torch
 import torch.distributed as dist  # DDP: processes that talk to each other
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel  # DDP: averages the gradients
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader
@@ -33,10 +33,10 @@ def train(model, batches, optimizer, device):
         targets = targets.to(device, non_blocking=True).flatten()
         logits = model(tokens).flatten(0, 1)
         loss = cross_entropy(logits, targets)
-        optimizer.zero_grad()
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
         loss.backward()
         optimizer.step()
-        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
+        optimizer.zero_grad()
     dist.all_reduce(sums)  # DDP: add up the sums of all processes
     return means(sums)
 
@@ -65,7 +65,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
-    ddp_model = DistributedDataParallel(model)  # DDP: averages the gradients
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: mean of all
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

@@ -4,6 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same with a mistake
+    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
 
 Without Slurm type bash in place of sbatch. Without a GPU add
 --layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
@@ -31,10 +32,10 @@ def train(model, batches, optimizer, device):
         targets = targets.to(device, non_blocking=True).flatten()
         logits = model(tokens).flatten(0, 1)
         loss = cross_entropy(logits, targets)
-        optimizer.zero_grad()
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
         loss.backward()
         optimizer.step()
-        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
+        optimizer.zero_grad()
     return means(sums)
 
 

@@ -26,16 +26,16 @@ class Block(nn.Module):
 
     def __init__(self, width, heads):
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(*mlp)
 
     def forward(self, x):
-        # Queries, keys and values: (3, N, heads, length, width / heads).
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        # A head's queries, keys and values are neighbours: whole heads can be split.
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width) each
         # Causal: a token looks back, never ahead.
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).flatten(2))
@@ -47,8 +47,8 @@ class Transformer(nn.Module):
 
     By default as large as GPT-2 but for its vocabulary: 12 layers of width 768, 85
     million parameters (https://huggingface.co/openai-community/gpt2). Papers call
-    the width d_model. All layers are in one nn.Sequential, which model_parallel.py
-    cuts in two. Raises UserError if the heads cannot share the width.
+    the width d_model. All layers are in one nn.Sequential, so that they can be cut
+    into stages. Raises UserError if the heads cannot share the width.
     """
 
     def __init__(self, layers=12, width=768, heads=12, length=256, verbose=False):
@@ -59,13 +59,32 @@ class Transformer(nn.Module):
                 f"--width {-(-width // heads) * heads}"
             )
         self.verbose = verbose
+        if verbose:
+            self.register_forward_pre_hook(hello)
         blocks = [Block(width, heads) for _ in range(layers)]
         head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
         self.layers = nn.Sequential(Embedding(width, length), *blocks, *head)
 
+    def stages(self, numbers, count):
+        """Return these of count stages of a pipeline, as an nn.ModuleList.
+
+        Blocks are dealt out evenly. Stage 0 has the embedding, too, and the last one
+        the head, whose logits it gives as (N * length, VOCABULARY).
+        """
+        blocks = len(self.layers) - 3  # besides the embedding, the norm and the head
+        cuts = [0, *(1 + i * blocks // count for i in range(1, count)), None]
+        layers = [*self.layers, nn.Flatten(0, 1)]
+        parts = [nn.Sequential(*layers[cuts[i] : cuts[i + 1]]) for i in numbers]
+        for part in parts if self.verbose else ():
+            part.register_forward_pre_hook(hello)
+        return nn.ModuleList(parts)
+
     def forward(self, tokens):
-        if self.verbose:
-            size = tuple(tokens.shape)
-            hello = f"Hello from {tokens.device} with input size {size}\n"
-            print(hello, end="")  # in one piece, or processes' lines run together
         return self.layers(tokens)
+
+
+def hello(module, inputs):
+    """Print which device gets what: for --verbose."""
+    size = tuple(inputs[0].shape)
+    line = f"Hello from {inputs[0].device} with input size {size}\n"
+    print(line, end="")  # in one piece, or processes' lines run together

@@ -50,8 +50,8 @@ def second_half(layers, pieces, width):
         received = torch.empty(*targets.shape, width, device=targets.device)
         dist.recv(received, 0)
         inputs.append(received.requires_grad_())
-        logits = layers(received).flatten(0, 1)
         # A piece's share of the mean: the gradients add up to those of the batch.
+        logits = layers(received)
         loss = cross_entropy(logits, targets.flatten(), reduction="sum") / count
         losses.append(loss)
     for received, loss in zip(inputs, losses, strict=True):
@@ -103,13 +103,11 @@ def main():
 
     train_set = random_sequences(args.sequences, args.length)
     model = Transformer(args.layers, args.width, args.heads, args.length)
-    half = args.layers // 2
-    middle = 1 + half  # the embedding comes before the layers that --layers counts
-    layers = model.layers[:middle] if rank == 0 else model.layers[middle:]
-    layers = layers.to(device)
+    layers = model.stages([rank], 2)[0].to(device)
     # Not enabled at first: it would say that the batch is per GPU.
     log = RunLog(args, device, enabled=False, counts="tokens")
     log.enabled = rank == 0
+    half = args.layers // 2
     log.print(f"On {device}: the embedding and {half} of {args.layers} layers")
 
     loader = make_loader(train_set, args.batch_size, device, shuffle=True)

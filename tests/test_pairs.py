@@ -14,6 +14,9 @@ NO_TWIN = {"model = make_model(args)"}  # TensorFlow's scope is opened around it
 # As long as a row may be: no words fit beside it. Its neighbours say what for.
 NO_ROOM = {
     "state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)",
+    "block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
+    "sums += batch_sums(sum(loss) / len(loss), logits.argmax(1) == targets)",
+    "stages = [PipelineStage(model[k], i, n, device) for k, i in enumerate(ours)]",
 }
 each_pair = pytest.mark.parametrize(
     "left, right, tag, most", PAIRS, ids=lambda x: str(x)

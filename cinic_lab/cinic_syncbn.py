@@ -1,0 +1,173 @@
+"""CINIC-10 with a ResNet, in six scripts that differ in a few rows.
+
+    sbatch run.sh cinic.py                   # the start: one GPU
+    sbatch run.sh cinic_amp.py               # 1: automatic mixed precision
+    sbatch run.sh cinic_tensorboard.py       # 2: curves in TensorBoard
+    sbatch run.sh cinic_wandb.py             # 3: the same in Weights & Biases
+    sbatch run-2gpus.sh cinic_dp.py          # 4: DataParallel
+    sbatch run-2nodes.sh cinic_ddp.py        # 5: DistributedDataParallel
+
+Without Slurm type bash in place of sbatch; it works without a GPU, too.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # DDP: processes that talk to each other
+import torchvision
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
+from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
+
+from common.checkpoint import can_write
+from common.cli import OptionParser, at_least
+from common.data import make_loader, normalise
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
+from common.log import Nothing, RunLog  # DDP: Nothing writes nothing
+from common.metrics import batch_sums, means
+from dataset import MEAN, STD, cinic, crop_and_flip
+from state import State
+from syncbn import sync_batchnorm  # BN: PyTorch's is for GPUs alone
+from topk import top1_top5
+
+ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
+
+
+class Classifier(nn.Module):
+    """A ResNet of torchvision for ten classes, with random weights."""
+
+    def __init__(self, arch):
+        super().__init__()
+        self.resnet = torchvision.models.get_model(arch, num_classes=10)
+
+    def forward(self, x):
+        """Return the scores (N, 10) of images x, uint8 (N, 3, 32, 32)."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = normalise(x, MEAN, STD)
+        return torch.autocast(*self.amp)(self.resnet)(x).float()  # AMP: 16 bits here
+
+
+def train(args, model, state, loader, device, log, writer):  # TB: for the curves
+    """Train for an epoch, and wait until the device has done it."""
+    model.train()
+    sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
+    epoch, batches, waited = state.epoch + 1, len(loader), 0.0
+    start = step_end = time.perf_counter()
+    for batch, (images, labels) in enumerate(log.bar(loader), start=1):
+        waited += time.perf_counter() - step_end
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        scores = model(crop_and_flip(images))
+        loss = F.cross_entropy(scores, labels)
+        state.optimizer.zero_grad()
+        state.scaler.scale(loss).backward()  # AMP: or small gradients become 0
+        state.scaler.step(state.optimizer)  # AMP: scales back, skips if any is inf
+        state.scaler.update()  # AMP: a smaller scale if there were any
+        sums += batch_sums(loss, *top1_top5(scores, labels))
+        if batch % args.log_interval == 0 or batch == batches:
+            dist.all_reduce(sums)  # DDP: add up the sums of all processes
+            total += sums
+            sums.zero_()
+            # To read a number waits for the device: not in every step.
+            shown = means(total, "acc1", "acc5")
+            seconds = time.perf_counter() - start
+            log.print(
+                f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
+                f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
+                f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
+            )
+            shown["lr"] = state.scheduler.get_last_lr()[0]  # TB: its curve, too
+            step = (epoch - 1) * batches + batch  # TB: global_step, the x axis
+            for name, value in shown.items():  # TB: loss, acc1, acc5, lr
+                writer.add_scalar(f"train/{name}", value, step)  # TB: one curve each
+        step_end = time.perf_counter()
+    state.scheduler.step()
+
+
+@torch.no_grad()
+def evaluate(model, loader, device, log):
+    """Return the mean loss, and the accuracies in %."""
+    model.eval()
+    sums = torch.zeros(4, device=device)
+    for images, labels in log.bar(loader):
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        scores = model(images)
+        loss = F.cross_entropy(scores, labels)
+        sums += batch_sums(loss, *top1_top5(scores, labels))
+    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    validated = means(sums, "acc1", "acc5")
+    log.print(f" * Acc@1 {validated['acc1']:.2f}  Acc@5 {validated['acc5']:.2f}")
+    return validated
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--arch", choices=ARCHS, default="resnet18", help="the net")
+    add("--epochs", type=at_least(1), default=3, help="passes over the data")
+    add("--batch-size", type=at_least(2), default=128, help="images per GPU")
+    add("--lr", type=float, default=0.1, help="learning rate of the first epoch")
+    add("--log-interval", type=at_least(1), default=50, help="steps between lines")
+    add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
+    add("--seed", type=int, default=1, help="of all random numbers")
+    # DDP: add("--gpu") is left out, as each process has its own
+    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
+    args = parser.parse_args()
+    can_write(State.LATEST)
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
+
+    device, gpus = get_device(local_rank), world_size  # DDP: local_rank is its GPU
+    torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
+    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+
+    train_set, val_set, _ = cinic()
+    model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
+    model = sync_batchnorm(model, device)  # BN: one mean and variance for all ranks
+    log = RunLog(args, device, gpus, rank == 0, scalars=False)  # DDP: rank 0 reports
+    writer = SummaryWriter(log.folder) if rank == 0 else Nothing()  # DDP: by rank 0
+    ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: mean of gradients
+    ddp_model.broadcast_buffers = False  # DDP: training reads no BatchNorm means
+
+    batch_size = args.batch_size
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: 1/N of the images
+    loader = make_loader(train_set, batch_size, device, sampler)
+    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: its own images
+    val_loader = make_loader(val_set, args.batch_size, device)
+    optimizer = torch.optim.SGD(
+        model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
+    )
+    for p in model.parameters():  # or undefined if the scaler skips the first step
+        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+    options = {"arch": args.arch, "epochs": args.epochs}
+    state = State(model, optimizer, scheduler, device, log.folder, **options)
+    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
+    model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
+    state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    if args.resume is not None:
+        state.resume(args.resume)
+    start = time.perf_counter()
+    while state.epoch < args.epochs:
+        sampler.set_epoch(state.epoch)  # DDP: or all epochs would have one order
+        epoch_start = time.perf_counter()
+        train(args, ddp_model, state, loader, device, log, writer)  # DDP: on N GPUs
+        seconds = time.perf_counter() - epoch_start
+        for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
+            dist.broadcast(buffer, 0)  # DDP: go to all, so all evaluate one model
+        validated = evaluate(model, val_loader, device, log)
+        state.save(state.epoch + 1, validated["acc1"])
+        log.epoch(state.epoch, len(train_set), seconds)
+        for name, value in validated.items():  # TB: loss, acc1, acc5
+            step = state.epoch * len(loader)  # TB: where the training's curves are
+            writer.add_scalar(f"validation/{name}", value, step)  # TB: once an epoch
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
+    writer.close()  # TB: or the last scalars may be lost
+    log.finish(accuracy=validated["acc1"], training_seconds=training)
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Whether torch.compile can compile here."""
+
+import torch
+
+from common.cli import UserError
+
+
+def need_compiler(device):
+    """Raise UserError, with PyTorch's reason in one line, if nothing compiles here.
+
+    It compiles the smallest function for this device: on a CPU that takes a C++
+    compiler, on a GPU Triton and a C compiler (docs.pytorch.org, torch.compiler).
+    """
+    try:
+        torch.compile(torch.neg)(torch.zeros(1, device=device))
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"torch.compile has no compiler: type `g++ --version`, and load your "
+            f"cluster's module of GCC if there is none; PyTorch says: {lines[0]}"
+        ) from None

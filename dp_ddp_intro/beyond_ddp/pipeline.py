@@ -1,0 +1,99 @@
+"""A transformer learns sequences of tokens, in scripts that differ in a few rows.
+
+    sbatch jobscript.sh single.py     # one GPU
+    sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
+    sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same with a mistake
+    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+
+Without Slurm type bash in place of sbatch. Without a GPU add
+--layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # PP: processes that talk to each other
+from torch.distributed.pipelining import PipelineStage  # PP: some layers of a model
+from torch.nn.functional import cross_entropy
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader
+from common.device import get_device, get_ranks  # PP: which process is this?
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import random_sequences
+from model import Transformer
+from schedule import SCHEDULES, make_schedule, stage_numbers  # PP: who does what
+
+
+def train(model, batches, optimizer, device):
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    sums = torch.zeros(3, device=device)
+    for tokens, targets in batches:
+        loss = []  # PP: of each micro-batch, where the last stage is
+        tokens = tokens.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True).flatten()
+        logits = model(tokens, target=targets, losses=loss)  # PP: all, also backward
+        if loss:  # PP: else another GPU has it
+            sums += batch_sums(sum(loss) / len(loss), logits.argmax(1) == targets)
+        # PP: loss.backward() is left out: the schedule did it
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.all_reduce(sums)  # PP: the last stage tells all
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="passes over the data")
+    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--schedule", choices=SCHEDULES, default="1F1B", help="plan")  # PP: one of 3
+    add("--micro-batches", type=at_least(1), default=4, help="a batch")  # PP: m > 1
+    add("--layers", type=at_least(1), default=12, help="of the transformer")
+    add("--width", type=at_least(1), default=768, help="numbers for each token")
+    add("--heads", type=at_least(1), default=12, help="of attention")
+    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
+    add("--verbose", action="store_true", help="print the size of each input")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, gpus = get_ranks()  # PP: torchrun numbers the processes
+
+    device = get_device(local_rank)  # PP: local_rank picks the GPU of this node
+    dist.init_process_group()  # PP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    ours, n = stage_numbers(args, rank, gpus)  # PP: which of n stages are our own
+    torch.manual_seed(args.seed)
+
+    train_set = random_sequences(args.sequences, args.length)
+    size = args.layers, args.width, args.heads, args.length
+    model = Transformer(*size, verbose=args.verbose)  # PP: never all on one GPU
+    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # PP: one log of N
+    parameters = sum(p.numel() for p in model.parameters())
+    log.print(f"Parameters: {parameters / 1e6:.1f} million")
+    model = model.stages(ours, n).to(device)  # PP: keeps the layers of our stages
+    stages = [PipelineStage(model[k], i, n, device) for k, i in enumerate(ours)]
+    schedule = make_schedule(stages, cross_entropy, args)  # PP: and when what runs
+
+    batch_size = args.batch_size * gpus  # PP: all work on the same batch
+    loader = make_loader(train_set, batch_size, device, shuffle=True)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        batches = loader if args.verbose else log.bar(loader)
+        epoch_start = time.perf_counter()
+        trained = train(schedule.step, batches, optimizer, device)  # PP: all at once
+        seconds = time.perf_counter() - epoch_start
+        step = {"milliseconds": 1000 * seconds / len(loader)}
+        tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
+        log.epoch(epoch, tokens, seconds, train=trained, step=step)
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s")
+    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    dist.destroy_process_group()  # PP: closes what init_process_group opened
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Checkpoints of a model whose parameters and optimizer state are in shards."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from common.cli import UserError
+
+METADATA = ".metadata"  # torch.distributed.checkpoint renames it to this at the end
+
+
+class State:
+    """What torch.distributed.checkpoint saves and loads: it calls the two methods.
+
+    state.epoch: how many are complete. state.folder: of this run, on all ranks that
+    of rank 0; all nodes must see it.
+    """
+
+    def __init__(self, model, optimizer, log):
+        self.model, self.optimizer, self.epoch = model, optimizer, 0
+        folder = [log.folder]
+        dist.broadcast_object_list(folder)
+        self.folder = folder[0]
+
+    def state_dict(self):
+        """Return this rank's shards, by names that do not depend on the ranks."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        parts = {"model_state_dict": state["model"]}
+        parts["optim_state_dict"] = state["optimizer"]
+        set_state_dict(self.model, self.optimizer, **parts)
+        self.epoch = state["epoch"]
+
+
+@contextmanager
+def writing(state, epoch):
+    """Give the folder for the state after this epoch; say so once it is whole.
+
+    Each epoch has its own: a run that is killed meanwhile leaves the one before it.
+    Raises UserError if it cannot be written.
+    """
+    state.epoch, folder = epoch, state.folder / f"epoch{epoch}"
+    with kindly(f"cannot save {folder}: disk full? make room"):
+        yield folder
+
+
+@contextmanager
+def reading(folder, epochs, state):
+    """Give the folder of a checkpoint, if it is whole.
+
+    Raises UserError if it is not, if it is of another model, or if it has so many
+    epochs already.
+    """
+    folder = Path(folder)
+    if not (folder / METADATA).is_file():
+        whole = Path("logs").glob(f"*/epoch*/{METADATA}")
+        newest = max(whole, key=lambda file: file.stat().st_mtime, default=None)
+        how = f"type --resume {newest.parent}" if newest else "leave out --resume"
+        raise UserError(f"no whole checkpoint in {folder}: {how}")
+    with kindly(f"cannot load {folder}: type the --layers and --width of its run"):
+        yield folder
+    if state.epoch >= epochs:
+        raise UserError(
+            f"{folder} has {state.epoch} epochs: type --epochs {state.epoch + 1}"
+        )
+
+
+@contextmanager
+def kindly(line):
+    """Make one line of what PyTorch raises, on all ranks, if one of them fails."""
+    try:
+        yield
+    except CheckpointException as error:
+        why = str(next(iter(error.failures.values()))[0]).splitlines()[0]
+        raise UserError(f"{line} ({why})") from None

@@ -1,0 +1,96 @@
+"""A transformer learns sequences of tokens, in scripts that differ in a few rows.
+
+    sbatch jobscript.sh single.py     # one GPU
+    sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
+    sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same with a mistake
+    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+
+Without Slurm type bash in place of sbatch. Without a GPU add
+--layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # DDP: processes that talk to each other
+from torch.distributed.optim import ZeroRedundancyOptimizer  # ZERO: splits its state
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler  # DDP: deals out the sequences
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader
+from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.log import RunLog
+from common.metrics import batch_sums, means
+from dataset import random_sequences
+from model import Transformer
+
+
+def train(model, batches, optimizer, device):
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    sums = torch.zeros(3, device=device)
+    for tokens, targets in batches:
+        tokens = tokens.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True).flatten()
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets)
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    return means(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="passes over the data")
+    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--layers", type=at_least(1), default=12, help="of the transformer")
+    add("--width", type=at_least(1), default=768, help="numbers for each token")
+    add("--heads", type=at_least(1), default=12, help="of attention")
+    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
+    add("--verbose", action="store_true", help="print the size of each input")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    args = parser.parse_args()
+    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
+
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    torch.manual_seed(args.seed)
+
+    train_set = random_sequences(args.sequences, args.length)
+    size = args.layers, args.width, args.heads, args.length
+    model = Transformer(*size, verbose=args.verbose).to(device)
+    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: mean of all
+    parameters = sum(p.numel() for p in model.parameters())
+    log.print(f"Parameters: {parameters / 1e6:.1f} million")
+    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: on each 1/N of them
+
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
+    batch_size = args.batch_size
+    loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
+    optimizer = ZeroRedundancyOptimizer(weights, adam, lr=args.lr)  # ZERO: 1/N of it
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
+        batches = loader if args.verbose else log.bar(loader)
+        epoch_start = time.perf_counter()
+        trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
+        seconds = time.perf_counter() - epoch_start
+        step = {"milliseconds": 1000 * seconds / len(loader)}
+        tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
+        log.epoch(epoch, tokens, seconds, train=trained, step=step)
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s")
+    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
+
+
+if __name__ == "__main__":
+    main()
