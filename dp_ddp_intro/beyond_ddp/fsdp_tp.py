@@ -63,9 +63,7 @@ def main():
     rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
     t, names = args.tensor, {"mesh_dim_names": ("data", "tensor")}  # TP: of the mesh
     if gpus % t or args.heads % t:  # TP: a head stays in one piece
-        line = (
-            f"{gpus} GPUs or {args.heads} heads are no n x {t}"  # TP: what is wrong
-        )
+        line = f"cannot cut {gpus} GPUs, {args.heads} heads by {t}"  # TP: as it says
         raise UserError(f"{line}: type --tensor 1")  # TP: which always does
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
@@ -93,7 +91,7 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, *which, seed=args.seed)  # TP: one share
+    sampler = DistributedSampler(train_set, *which, seed=args.seed)  # TP: 1 of N / t
     batch_size = args.batch_size * t  # TP: a row works on the same batch
     loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
