@@ -99,31 +99,26 @@ class RunLog:
             rank0_print(line)
 
     def bar(self, loader, steps=None):
-        """Return a loader's batches, steps of them or all, (inputs, labels) each.
+        """Give a loader's batches, steps of them or all, (inputs, labels) each.
 
         Meanwhile a bar moves on a terminal; elsewhere a line comes every 30 seconds.
         """
-        steps = steps or len(loader)
+        steps, seen = steps or len(loader), 0
+        start = said = time.perf_counter()
         form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
-        bar = tqdm(total=steps, leave=False, disable=hide, bar_format=form)
-
-        def batches():
-            seen, start = 0, time.perf_counter()
-            said = start
+        with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
             for step, (inputs, labels) in enumerate(islice(loader, steps), start=1):
                 gets_on()
                 yield inputs, labels
                 seen += labels.numel() * self.world_size
-                now = time.perf_counter()
-                speed = f"{seen / (now - start):.1f} {self.counts}/s"
+                speed = f"{seen / (time.perf_counter() - start):.1f} {self.counts}/s"
                 bar.set_postfix_str(speed, refresh=False)
+                bar.update()
+                now = time.perf_counter()
                 if bar.disable and now - said > 30:
                     said = now
                     self.print(f"{step} of {steps} steps, {speed}")
-
-        bar.iterable = batches()
-        return bar
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.

@@ -29,7 +29,7 @@ from model import Transformer
 def train(model, batches, optimizer, device):
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
-    for i, (tokens, targets) in enumerate(batches, 1 - len(batches)):  # ACC: up to 0
+    for i, (tokens, targets) in enumerate(batches, 1 - model.steps):  # ACC: up to 0
         model.require_backward_grad_sync = i % model.every == 0  # ACC: or a no_sync
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -71,13 +71,14 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: mean of all
-    ddp_model.every = args.accumulate  # ACC: for train() to read
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
+    ddp_model.steps = len(loader)  # ACC: micro-steps of an epoch
+    ddp_model.every = args.accumulate  # ACC: of them one is a step
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
