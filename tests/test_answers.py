@@ -26,7 +26,7 @@ def read(text):
     return items, rest
 
 
-@pytest.mark.parametrize("exercise", EXERCISES)
+@pytest.mark.parametrize("exercise", [*EXERCISES, "dp_ddp_intro/beyond_ddp"])
 def test_each_question_has_an_answer(exercise):
     asked, rest = read((REPOSITORY / exercise / "README.md").read_text())
     answered, _ = read((REPOSITORY / exercise / "ANSWERS.md").read_text())

@@ -17,7 +17,8 @@ from conftest import EXERCISES, REPOSITORY
 
 README = "README.md"
 DOCS = "docs/CLUSTER.md", "docs/TROUBLESHOOTING.md", f"bench/{README}"
-FILES = [README, *DOCS, *(f"{name}/{README}" for name in EXERCISES)]
+BEYOND = f"dp_ddp_intro/beyond_ddp/{README}"
+FILES = [README, *DOCS, *(f"{name}/{README}" for name in EXERCISES), BEYOND]
 MARKS = {
     "needs a GPU",
     "needs Slurm",

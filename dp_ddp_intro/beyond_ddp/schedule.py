@@ -13,7 +13,8 @@ def stage_numbers(args, rank, gpus):
     args: the options of pipeline.py. With two stages each, the data goes round all
     GPUs twice. Raises UserError if there are more stages than layers, if a batch or
     the data cannot be cut evenly (a pipeline is built for pieces of one size only),
-    or if interleaving cannot deal the micro-batches out to the GPUs in turns.
+    if there are too few pieces for 1F1B, or if interleaving cannot deal them out to
+    the GPUs in turns.
     """
     count, pieces = gpus * SCHEDULES[args.schedule], args.micro_batches
     batch, sequences = args.batch_size * gpus, args.sequences
@@ -28,6 +29,11 @@ def stage_numbers(args, rank, gpus):
         raise UserError(
             f"the last batch would have {sequences % batch} sequences, not {batch}: "
             f"type --sequences {batch * -(-sequences // batch)}"
+        )
+    if args.schedule == "1F1B" and pieces < gpus:
+        raise UserError(
+            f"1F1B needs a micro-batch for each of {gpus} stages: type "
+            f"--micro-batches {gpus}, or --schedule GPipe"
         )
     if count > gpus and pieces % gpus:
         raise UserError(

@@ -45,8 +45,13 @@ def writing(state, epoch):
     Raises UserError if it cannot be written.
     """
     state.epoch, folder = epoch, state.folder / f"epoch{epoch}"
-    with kindly(f"cannot save {folder}: disk full? make room"):
+    try:
         yield folder
+    except CheckpointException as error:
+        why = reason(error)
+        raise UserError(
+            f"cannot save {folder}: disk full? make room ({why})"
+        ) from None
 
 
 @contextmanager
@@ -62,19 +67,19 @@ def reading(folder, epochs, state):
         newest = max(whole, key=lambda file: file.stat().st_mtime, default=None)
         how = f"type --resume {newest.parent}" if newest else "leave out --resume"
         raise UserError(f"no whole checkpoint in {folder}: {how}")
-    with kindly(f"cannot load {folder}: type the --layers and --width of its run"):
+    try:
         yield folder
+    except CheckpointException as error:
+        raise UserError(
+            f"cannot load {folder}: type the options of its run ({reason(error)})"
+        ) from None
     if state.epoch >= epochs:
         raise UserError(
             f"{folder} has {state.epoch} epochs: type --epochs {state.epoch + 1}"
         )
 
 
-@contextmanager
-def kindly(line):
-    """Make one line of what PyTorch raises, on all ranks, if one of them fails."""
-    try:
-        yield
-    except CheckpointException as error:
-        why = str(next(iter(error.failures.values()))[0]).splitlines()[0]
-        raise UserError(f"{line} ({why})") from None
+def reason(error):
+    """Return in one line what the first of the ranks says that failed."""
+    first = next(iter(error.failures.values()))
+    return str(first[0]).splitlines()[0]
