@@ -20,8 +20,7 @@ def rank0_print(line):
     """Print a line, if this is the one of many processes that speaks for all."""
     if os.environ.get("RANK", "0") == "0":
         with tqdm.external_write_mode():  # wipes a bar meanwhile
-            # In one piece, or lines of other processes may run into it.
-            print(f"{line}\n", end="", flush=True)
+            print(f"{line}\n", end="", flush=True)  # in one piece
 
 
 def gets_on():
@@ -107,11 +106,12 @@ class RunLog:
         start = said = time.perf_counter()
         form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
+        alike = hasattr(getattr(loader, "sampler", 0), "replacement")  # shuffled
         with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
             for step, (inputs, labels) in enumerate(islice(loader, steps), start=1):
                 gets_on()
                 yield inputs, labels
-                seen += labels.numel() * self.world_size
+                seen += labels.numel() * (1 if alike else self.world_size)
                 speed = f"{seen / (time.perf_counter() - start):.1f} {self.counts}/s"
                 bar.set_postfix_str(speed, refresh=False)
                 bar.update()

@@ -78,6 +78,7 @@ def main():
     mesh = dist.init_device_mesh(device.type, (gpus // t, t), **names)  # TP: N/t x t
     data, tensor = mesh["data"], mesh["tensor"]  # TP: its columns, its rows
     which = data.size(), data.get_local_rank()  # TP: a row is one of N/t
+    log.world_size = data.size()  # TP: for its bar, which counts tokens
     col, row = tp.ColwiseParallel(), tp.RowwiseParallel()  # TP: two ways to cut
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
