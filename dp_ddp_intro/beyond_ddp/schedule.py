@@ -1,5 +1,7 @@
 """Which stages of a pipeline a GPU has, and in which order it works on them."""
 
+from functools import partial
+
 from torch.distributed.pipelining import schedules
 
 from common.cli import UserError
@@ -51,4 +53,11 @@ def make_schedule(stages, loss_fn, args):
     """
     kind = schedules.get_schedule_class(args.schedule)
     work = stages if SCHEDULES[args.schedule] > 1 else stages[0]
-    return kind(work, args.micro_batches, loss_fn=loss_fn)
+    schedule = kind(work, args.micro_batches, loss_fn=loss_fn)
+    if not stages[0].is_first:  # PyTorch 2.8 refuses tokens that it has no use for
+        schedule.step = partial(without_tokens, schedule.step)
+    return schedule
+
+
+def without_tokens(step, tokens, **others):
+    return step(**others)
