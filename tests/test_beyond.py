@@ -107,3 +107,13 @@ def test_each_rank_holds_its_part(way, seen):
         assert held == [[part, part, 2 * part]] * len(ranks)
     else:
         assert held == [whole] * len(ranks)
+
+
+@pytest.mark.slow
+def test_the_copies_of_hsdp_are_equal(seen):
+    """To the bit, after training: each half of the model, on both nodes."""
+    halves = [rank["weights"] for rank in seen("hsdp")]
+    for one, other in (halves[::2], halves[1::2]):
+        assert len(one) > 50
+        assert all(map(torch.equal, one, other))
+    assert not all(map(torch.equal, *halves[:2]))

@@ -6,18 +6,19 @@ import signal
 import sys
 
 import pytest
-from conftest import EXERCISES, REPOSITORY, load
+from conftest import EXERCISES, REPOSITORY, load, loaded
 
 from common.cli import OptionParser
 
 FOLDERS = [*EXERCISES, *(f"{e}/solutions" for e in EXERCISES), "bench", "common"]
-FOLDERS.append("dp_ddp_intro/tensorflow")
+FOLDERS += ["dp_ddp_intro/beyond_ddp", "dp_ddp_intro/tensorflow"]
 FILES = [f for folder in FOLDERS for f in sorted((REPOSITORY / folder).glob("*.py"))]
 DATA = "download_data.py", "sample_data.py"  # they share their parsers
 SCRIPTS = [
     f for f in FILES if f.name in DATA or "OptionParser(__doc__)" in f.read_text()
 ]
-HERE = [f for f in SCRIPTS if f.parent.name in (*EXERCISES, "bench", "common")]
+HERE = [REPOSITORY / folder for folder in (*loaded, "bench", "common")]
+HERE = [f for f in SCRIPTS if f.parent in HERE]
 
 
 def name_of(script):
@@ -32,8 +33,8 @@ def test_each_option_has_a_meaning_and_a_default(script, monkeypatch):
     def parse_args(parser):
         raise Asked(parser)
 
-    room = script.parent.name
-    if room in EXERCISES:
+    room = str(script.parent.relative_to(REPOSITORY))
+    if room in loaded:
         module = load(room, script.stem)
     else:
         monkeypatch.syspath_prepend(script.parent)

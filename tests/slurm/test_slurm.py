@@ -55,6 +55,18 @@ WHAT = {
     f"{INTRO}_tensorflow.sh": [TENSORFLOW, *SMALL],
     f"{INTRO}_tensorflow_2nodes.sh": [WORKERS, *SMALL],
 }
+# On two nodes: GPUs of each, a script of beyond_ddp/, options of its own.
+BEYOND = [
+    (2, "hsdp", []),
+    (2, "fsdp_tp", []),
+    (1, "accumulate", []),
+    (1, "checkpointing", []),
+    (1, "fsdp", []),
+    (1, "fsdp_checkpoint", []),
+    (1, "pipeline", ["--layers", "2"]),
+    (1, "tensor_parallel", []),
+    (1, "zero", []),
+]
 # Without a GPU a process of DataParallel, or a worker of TensorFlow, plays one.
 PLAYED = {"mnist_multigpu": 1, "train_data_parallel": 1, "cinic_dp": 1, "dp": 1}
 PLAYED |= {"multi_worker_mirrored": 2}
@@ -166,6 +178,25 @@ def test_each_run_script(run_script, sbatch, tmp_path):
     assert result["gpus"] == PLAYED.get(result["script"], nodes * gpus)
     error = "rror:" if "tensorflow" in name else "rror"  # TensorFlow says Mirrored
     assert error not in output and "Warning" not in output, output
+
+
+def test_beyond_ddp_on_two_nodes(sbatch, tmp_path):
+    """All at once: there are 8 GPUs in each node."""
+    room, jobs = copy_room("dp_ddp_intro", tmp_path), {}
+    for gpus, name, more in BEYOND:
+        command = ["jobscript_ddp_2nodes.sh", f"beyond_ddp/{name}.py", *SMALL, *more]
+        jobs[name, gpus] = sbatch(room, f"--gpus-per-node={gpus}", *command)
+    for (name, gpus), job in jobs.items():
+        state, output = finish(job)
+        assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output
+        assert "rror" not in output and "Warning" not in output, output
+        assert f"\n{name} on {2 * gpus} x CPU core" in f"\n{output}"
+    results = map(json.loads, (room / "logs/results.jsonl").open())
+    found = {(result["script"], result["gpus"]) for result in results}
+    assert found == {(name, 2 * gpus) for name, gpus in jobs}
+    (saved,) = room.glob(f"logs/fsdp_checkpoint-{jobs['fsdp_checkpoint', 1]}-*")
+    files = {file.name for file in (saved / "epoch2").iterdir()}
+    assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
 
 
 def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
