@@ -5,6 +5,7 @@
 It trains first naively (while one half works, the other waits), then with each
 batch cut into micro-batches, so that both work. Without Slurm type bash in place of
 sbatch. Without a GPU add --layers 2 --width 128 --heads 4 --length 64 --lr 0.003.
+beyond_ddp/pipeline.py has it by PyTorch's own module, on any number of GPUs.
 """
 
 import time

@@ -2,6 +2,7 @@
 
 import importlib
 import operator
+import re
 import shutil
 from functools import partial
 from itertools import chain
@@ -249,6 +250,9 @@ def test_what_is_counted_is_what_is_calculated(room):
     assert done.returncode == 0 and done.stderr == "", done.stderr
     title, _, _, *rows = done.stdout.splitlines()
     assert title.startswith("2 ranks, 4 layers of width 128")
+    readme = (HERE / "README.md").read_text()
+    for row in done.stdout.splitlines():
+        assert f"\n    {row.rstrip()}\n" in readme
     ways = dict.fromkeys(row.split()[0] for row in rows)
     assert len(ways) == len(rows) == 9 and {"ddp", "zero", "fsdp", "pipeline"} <= {
         *ways
@@ -257,3 +261,20 @@ def test_what_is_counted_is_what_is_calculated(room):
         figures = [float(word) for word in row.split()[1:]]
         assert len(figures) == 10 and min(figures) > 0.1, row
         assert figures[::2] == pytest.approx(figures[1::2], rel=0.05), row
+
+
+@pytest.mark.slow
+def test_measure_bubble(room):
+    tiny = ["--batch-size=16", "--width=16", "--length=8", "--steps=3"]
+    done = submit(room, "beyond_ddp/measure_bubble.py", *tiny)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    title, *rows = done.stdout.splitlines()
+    assert title.startswith("2 GPUs")
+    for row, stages in zip(rows, (1, 1, 2), strict=True):
+        cells = re.findall(r"m = (\d+): (0\.\d\d) \((0\.\d\d)\)", row)
+        assert [int(m) for m, _, _ in cells] == [2, 4, 8, 16]
+        for m, measured, calculated in cells:
+            assert float(calculated) == pytest.approx(
+                1 / (stages * int(m) + 1), abs=0.01
+            )
+            assert 0 < float(measured) < 1  # how long, depends on the machine

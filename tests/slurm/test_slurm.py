@@ -61,6 +61,7 @@ BEYOND = [
     (2, "fsdp_tp", []),
     (1, "accumulate", []),
     (1, "checkpointing", []),
+    (1, "compiled", []),
     (1, "fsdp", []),
     (1, "fsdp_checkpoint", []),
     (1, "pipeline", ["--layers", "2"]),
@@ -184,10 +185,12 @@ def test_beyond_ddp_on_two_nodes(sbatch, tmp_path):
     """All at once: there are 8 GPUs in each node."""
     room, jobs = copy_room("dp_ddp_intro", tmp_path), {}
     for gpus, name, more in BEYOND:
+        if name == "compiled" and not shutil.which("g++"):
+            continue
         command = ["jobscript_ddp_2nodes.sh", f"beyond_ddp/{name}.py", *SMALL, *more]
         jobs[name, gpus] = sbatch(room, f"--gpus-per-node={gpus}", *command)
     for (name, gpus), job in jobs.items():
-        state, output = finish(job)
+        state, output = finish(job, 300)  # one of them compiles
         assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output
         assert "rror" not in output and "Warning" not in output, output
         assert f"\n{name} on {2 * gpus} x CPU core" in f"\n{output}"
@@ -197,6 +200,21 @@ def test_beyond_ddp_on_two_nodes(sbatch, tmp_path):
     (saved,) = room.glob(f"logs/fsdp_checkpoint-{jobs['fsdp_checkpoint', 1]}-*")
     files = {file.name for file in (saved / "epoch2").iterdir()}
     assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+def test_synchronised_batchnorm_on_two_nodes(sbatch, tmp_path):
+    room = copy_room("cinic_lab", tmp_path)
+    job = sbatch(
+        room, "--gpus-per-node=1", "run-2nodes.sh", "cinic_syncbn.py", *DIGITS
+    )
+    state, output = finish(job)
+    assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output
+    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    assert (result["script"], result["nodes"], result["gpus"]) == (
+        "cinic_syncbn",
+        2,
+        2,
+    )
 
 
 def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
