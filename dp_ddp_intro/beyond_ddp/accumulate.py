@@ -30,7 +30,7 @@ def train(model, batches, optimizer, device):
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
     for i, (tokens, targets) in enumerate(batches, 1 - model.steps):  # ACC: up to 0
-        model.require_backward_grad_sync = i % model.every == 0  # ACC: or a no_sync
+        model.require_backward_grad_sync = i % model.every == 0  # ACC: send, or wait
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
         logits = model(tokens).flatten(0, 1)
@@ -52,7 +52,7 @@ def main():
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=float, default=0.0003, help="learning rate")
-    add("--accumulate", type=at_least(1), default=4, help="batches")  # ACC: m a step
+    add("--accumulate", type=at_least(1), default=4, help="m")  # ACC: batches a step
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")

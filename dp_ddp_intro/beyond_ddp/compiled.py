@@ -69,7 +69,7 @@ def main():
     log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: mean of all
     need_compiler(device)  # COMPILE: for its C++ code, or on a GPU Triton's
-    model.compile()  # COMPILE: done at the first batch, and for each new shape
+    model.compile()  # COMPILE: done at the first batch, once more when shapes vary
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

@@ -53,7 +53,7 @@ def main():
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=float, default=0.0003, help="learning rate")
     add("--resume", metavar="FOLDER", help="default: none")  # DCP: to go on
-    add("--bf16", action="store_true", help="use 16 bits")  # FSDP: for all but Adam
+    add("--bf16", action="store_true", help="use 16 bits")  # FSDP: while it computes
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")
@@ -72,12 +72,13 @@ def main():
     model = Transformer(*size, verbose=args.verbose)  # FSDP: never all on one GPU
     log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
     # FSDP: ddp_model is left out, as fully_shard() changes the model itself
+    mesh = dist.init_device_mesh(device.type, (gpus,))  # FSDP: a row of all GPUs
     full = torch.float32  # FSDP: for Adam, and to add up gradients
     half = torch.bfloat16 if args.bf16 else full  # FSDP: to gather and compute
     policy = MixedPrecisionPolicy(half, full, full)  # FSDP: 16 bits on the way
     for layer in model.layers:  # FSDP: all of a layer is there when it is its turn
-        fully_shard(layer, mp_policy=policy)  # FSDP: else each GPU has 1/N of it
-    fully_shard(model, mp_policy=policy)  # FSDP: gathers the next layer meanwhile
+        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: else each has 1/N
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: the next one meanwhile
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

@@ -52,7 +52,7 @@ def main():
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=float, default=0.0003, help="learning rate")
     add("--tensor", type=at_least(1), default=2, help="GPUs")  # TP: t to each layer
-    add("--bf16", action="store_true", help="use 16 bits")  # FSDP: for all but Adam
+    add("--bf16", action="store_true", help="use 16 bits")  # FSDP: while it computes
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")
@@ -63,7 +63,7 @@ def main():
     rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
     t, names = args.tensor, {"mesh_dim_names": ("data", "tensor")}  # TP: of the mesh
     if gpus % t or args.heads % t:  # TP: a head stays in one piece
-        line = f"cannot cut {gpus} GPUs, {args.heads} heads by {t}"  # TP: as it says
+        line = f"cannot cut {gpus} GPUs, {args.heads} heads by {t}"  # TP: t must fit
         raise UserError(f"{line}: type --tensor 1")  # TP: which always does
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node

@@ -23,14 +23,20 @@ from common.log import rank0_print
 from schedule import SCHEDULES
 
 
+def wait(device):
+    """Wait for what this stream has to do and to receive, not for what is sent."""
+    if device.type != "cpu":
+        torch.accelerator.current_stream().synchronize()
+
+
 def timed(function, seconds, device):
     """Return a function that does the same, and notes how long it takes."""
 
     def inner(*args, **kwargs):
+        wait(device)  # what comes before is not its own
         start = time.perf_counter()
         result = function(*args, **kwargs)
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
+        wait(device)
         seconds.append(time.perf_counter() - start)
         return result
 
@@ -77,13 +83,16 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--layers", type=at_least(1), default=4, help="of the transformer")
+    add(
+        "--layers", type=at_least(1), help="default: 4, or 2 per GPU if that is more"
+    )
     add("--width", type=at_least(1), default=256, help="numbers for each token")
     add("--heads", type=at_least(1), default=4, help="of attention")
     add("--length", type=at_least(1), default=128, help="of a sequence, in tokens")
     add("--steps", type=at_least(2), default=6, help="of each run")
     args = parser.parse_args()
     _, local_rank, p = get_ranks()
+    args.layers = args.layers or max(4, 2 * p)
     device = get_device(local_rank)
     dist.init_process_group()
     dist.init_process_group, end = lambda: None, dist.destroy_process_group

@@ -21,19 +21,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import formulas
-from common.cli import OptionParser, at_least
+from common.cli import OptionParser, UserError, at_least
 from common.device import get_device, get_ranks
 from common.log import rank0_print
 from dataset import VOCABULARY
 
-STEPS, MICRO_BATCHES, TENSOR = 4, 4, 2
+STEPS, ACCUMULATE, TENSOR = 4, 4, 2
 COLUMNS = "parameters", "gradients", "Adam's state", "activations", "sent"
 # How often a ring passes on (N - 1) / N of the data (formulas.py).
 RINGS = {"allreduce_": 2, "all_reduce": 2, "_allgather_base_": 1}
 RINGS |= {"_reduce_scatter_base_": 1, "broadcast_": 1}
 OWN = {  # options of a script's own
-    "accumulate": [f"--accumulate={MICRO_BATCHES}"],
-    "pipeline": [f"--micro-batches={MICRO_BATCHES}"],
+    "accumulate": [f"--accumulate={ACCUMULATE}"],
     "fsdp_tp": [f"--tensor={TENSOR}"],
 }
 WAYS = {  # script: its way in formulas.py, the ranks among which a model is cut
@@ -159,7 +158,7 @@ def calculated(script, args, ranks):
     if way == "pipeline":  # of the first stage, with as many micro-batches as stages
         blocks = args.layers // ranks
         cut = group * (embedding + blocks * block)
-        tokens = tokens * ranks // MICRO_BATCHES
+        tokens = tokens * ranks // args.micro_batches
     state = formulas.state_bytes(cut, way, ranks, group)
     data = ranks // group if way == "FSDP + TP" else 1
     state = [a + b * whole / data for a, b in zip(state, (4, 4, 8), strict=True)]
@@ -168,8 +167,8 @@ def calculated(script, args, ranks):
     kept = size if script == "checkpointing" else kept
     ends = 8 * tokens + 8 * args.length  # tokens and positions, for the embedding
     if way == "pipeline":
-        kept = min(ranks, MICRO_BATCHES) * (blocks * kept + ends)
-        sent = 2 * formulas.share(ranks) * size * MICRO_BATCHES
+        kept = ranks * (blocks * kept + ends)
+        sent = 2 * formulas.share(ranks) * size * args.micro_batches
     else:  # the last norm, the head, the loss, and the targets
         ends += 2 * size + 8 * tokens + 4 * VOCABULARY * tokens + 8 * tokens
         kept = args.layers * kept + ends
@@ -202,12 +201,20 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--layers", type=at_least(1), default=4, help="of the transformer")
+    add(
+        "--layers", type=at_least(1), help="default: 4, or 1 per GPU if that is more"
+    )
     add("--width", type=at_least(1), default=128, help="numbers for each token")
-    add("--heads", type=at_least(1), default=4, help="of attention")
+    add("--heads", type=at_least(1), help="default: 4, or 1 per GPU if that is more")
     add("--length", type=at_least(1), default=64, help="of a sequence, in tokens")
     args = parser.parse_args()
     _, local_rank, ranks = get_ranks()
+    if ranks % 2:
+        raise UserError(f"{ranks} processes cannot be two equal nodes: type GPUS=2")
+    args.layers, args.heads = (
+        args.layers or max(4, ranks),
+        args.heads or max(4, ranks),
+    )
     node = os.environ["LOCAL_WORLD_SIZE"]
     sys.path.append(str(Path(__file__).resolve().parent.parent))  # for ddp.py
     get_device(local_rank)
@@ -216,6 +223,8 @@ def main():
     dist.init_process_group, end = lambda: None, dist.destroy_process_group
     dist.destroy_process_group = lambda: None
     options = [f"--{name.replace('_', '-')}={n}" for name, n in vars(args).items()]
+    args.micro_batches = max(4, ranks)
+    OWN["pipeline"] = [f"--micro-batches={args.micro_batches}"]
     one = f"{args.layers} layers of width {args.width}"
     rank0_print(
         f"{ranks} ranks, {one}, {args.batch_size} x {args.length} tokens each"
@@ -225,7 +234,7 @@ def main():
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for their logs/
         for script, (way, _) in WAYS.items():
-            batches = STEPS * (MICRO_BATCHES if script == "accumulate" else 1)
+            batches = STEPS * (ACCUMULATE if script == "accumulate" else 1)
             own = [f"--sequences={batches * args.batch_size * ranks}", "--epochs=1"]
             inside = 2 if way == "HSDP" and ranks % 2 == 0 else node
             counted = measured(script, options + own + OWN.get(script, []), inside)

@@ -52,7 +52,7 @@ def main():
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=float, default=0.0003, help="learning rate")
     add("--schedule", choices=SCHEDULES, default="1F1B", help="plan")  # PP: one of 3
-    add("--micro-batches", type=at_least(1), default=4, help="a batch")  # PP: m > 1
+    add("--micro-batches", type=at_least(1), default=4, help="m")  # PP: m of a batch
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")

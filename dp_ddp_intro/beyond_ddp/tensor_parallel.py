@@ -76,10 +76,11 @@ def main():
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
         tp.parallelize_module(block, mesh, plan)  # TP: two all-reduces each way
     model.to(device)  # TP: the rest, which all have whole
+    weights = model.parameters()  # TP: some are cut, and some are whole
 
     batch_size = args.batch_size * gpus  # TP: all work on the same batch
     loader = make_loader(train_set, batch_size, device, shuffle=True)
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(weights, args.lr, foreach=False)  # TP: one by one
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.bar(loader)

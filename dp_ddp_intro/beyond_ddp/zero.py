@@ -70,12 +70,12 @@ def main():
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: mean of all
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: on each 1/N of them
+    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: these, in this way
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
-    optimizer = ZeroRedundancyOptimizer(weights, adam, lr=args.lr)  # ZERO: 1/N of it
+    optimizer = ZeroRedundancyOptimizer(weights, adam, lr=args.lr)  # ZERO: 1/N each
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
