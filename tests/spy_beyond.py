@@ -46,6 +46,11 @@ def noting_means(sums, *names):
 
 
 register_optimizer_step_post_hook(note)
+# As on a GPU, where all parameters are stepped together.
+for kind in ("adam", "sgd"):
+    sys.modules[f"torch.optim.{kind}"]._default_to_fused_or_foreach = (
+        lambda *_, **__: (False, True)
+    )
 module = __import__(Path(script).stem)
 means, module.means = module.means, noting_means
 adam, end = torch.optim.Adam, dist.destroy_process_group

@@ -4,9 +4,9 @@
 
 RANK.pt has a dict for each of them: losses, of its epochs; order, what a pipeline
 did, each (kind, stage, micro-batch); held, for how many of these autograd kept
-tensors at most; gathered, the bytes of each all-gather. What is loaded from a
-checkpoint is saved again, to loadedN, N the number of ranks. KILL=FOLDER: rank 0 is
-killed before a checkpoint of this name is whole.
+tensors at most; gathered, the bytes of each all-gather; graphs, how many Dynamo
+made. What is loaded from a checkpoint is saved again, to loadedN, N the number of
+ranks. KILL=FOLDER: rank 0 is killed before a checkpoint of this name is whole.
 """
 
 import os
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch._dynamo.utils import counters
 from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -89,6 +90,9 @@ for script, *options in commands[::2]:
     sys.argv = [script, *options]
     with Gathers() if Path(script).stem == "fsdp" else nullcontext():
         module.main()
+    runs[-1]["graphs"] = counters["stats"]["unique_graphs"] - sum(
+        run.get("graphs", 0) for run in runs[:-1]
+    )
     dist.init_process_group = lambda: None  # one group for all
 end()
 torch.save(runs, f"{os.environ['RANK']}.pt")

@@ -29,7 +29,7 @@ def room(tmp_path_factory):
 def submit(room, *command, ranks=2, **env):
     """Type bash jobscript_ddp.sh ..."""
     command = ["bash", "jobscript_ddp.sh", *command]
-    return run(command, room, GPUS=str(ranks), timeout=100, **env)
+    return run(command, room, GPUS=str(ranks), **env)
 
 
 def spied(room, *command, ranks=2, **env):
@@ -226,12 +226,11 @@ def test_in_16_bits_it_learns_and_half_the_bytes_are_gathered(room):
 def test_compiled_it_has_the_losses_of_ddp(room, tmp_path):
     options = [*TINY, "--layers=1", "--epochs=3"]
     command = ["ddp.py", *options, "/", "beyond_ddp/compiled.py", *options]
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    ranks = spied(room, *command, **cache)
+    ranks = spied(room, *command, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     for plain, compiled in ranks:
         assert compiled["losses"] == pytest.approx(plain["losses"], rel=0, abs=1e-4)
         assert compiled["losses"][2] < compiled["losses"][0]
-    assert [*tmp_path.rglob("*.cpp")] or torch.cuda.is_available()  # it did compile
+        assert plain["graphs"] == 0 and compiled["graphs"] >= 2  # one is the check's
 
 
 def test_without_a_compiler_one_line_says_so(room, tmp_path):
@@ -245,11 +244,12 @@ def test_without_a_compiler_one_line_says_so(room, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_counted_is_what_is_calculated(room):
-    done = submit(room, "beyond_ddp/measure_memory.py")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_counted_is_what_is_calculated(ranks, room):
+    done = submit(room, "beyond_ddp/measure_memory.py", ranks=ranks)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     title, _, _, *rows = done.stdout.splitlines()
-    assert title.startswith("2 ranks, 4 layers of width 128")
+    assert title.startswith(f"{ranks} ranks, 4 layers of width 128")
     readme = (HERE / "README.md").read_text()
     for row in done.stdout.splitlines():
         assert f"\n    {row.rstrip()}\n" in readme
@@ -260,7 +260,26 @@ def test_what_is_counted_is_what_is_calculated(room):
     for row in rows:
         figures = [float(word) for word in row.split()[1:]]
         assert len(figures) == 10 and min(figures) > 0.1, row
-        assert figures[::2] == pytest.approx(figures[1::2], rel=0.05), row
+        assert figures[::2] == pytest.approx(figures[1::2], rel=0.02), row
+
+
+def test_the_last_of_a_group_sends_and_steps(monkeypatch):
+    """10 batches in groups of 4: the first one of an epoch is smaller."""
+    module, sent, steps = load("accumulate"), [], []
+    monkeypatch.setattr(module.dist, "all_reduce", lambda sums: None)
+    model = load("model").Transformer(1, 16, 2, 8)
+    model.steps, model.every = 10, 4
+    model.register_forward_pre_hook(
+        lambda *_: sent.append(model.require_backward_grad_sync)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: steps.append(len(sent)))
+    data = load("dataset").random_sequences(4, 8)
+    batches = [data.__getitems__([0, 1])] * 10
+    module.train(model, batches, optimizer, torch.device("cpu"))
+    assert steps == [2, 6, 10]
+    assert [number for number, sends in enumerate(sent, 1) if sends] == steps
+    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ def stops():
         yield launchers(script.parts[0], "--standalone")[0], script
     for exercise in ROOMS:
         for launcher in launchers(exercise, "common/nodes.sh"):
-            yield launcher, next(s for s in DDP if s.parts[0] == exercise)
+            yield launcher, next(s for s in DDP if s.parent.name == exercise)
 
 
 @pytest.mark.slow
