@@ -18,7 +18,7 @@ dist.init_process_group()
 rank, seen = dist.get_rank(), {}
 torch.manual_seed(0)
 model = Transformer(3, 32, 4, 16)
-layers = model.layers[:2] if rank == 0 else model.layers[2:]
+layers = model.stages([rank], 2)[0]
 outputs = []
 layers.register_forward_hook(
     lambda _, given, output: outputs.append(output.detach())

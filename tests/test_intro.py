@@ -100,7 +100,7 @@ def test_data_parallel_cuts_a_batch(room):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """What was seen in 20 steps on batches of 16 in all: {name: one a rank}."""
-    options, seen = [*TINY, "--lr", 0.3, "--sequences", 80, "--epochs", 4], {}
+    options, seen = [*TINY, "--lr", 0.4, "--sequences", 80, "--epochs", 4], {}
     for name, deal in {"single": "1", "ddp": "", "ddp_no_sampler": ""}.items():
         folder = tmp_path_factory.mktemp(name)
         (folder / "common").symlink_to(REPOSITORY / "common")
@@ -225,7 +225,7 @@ def test_two_halves_of_a_model_compute_what_the_whole_does(tmp_path):
     for micro_batches in (1, 2, 4):  # 4: of 3, 3, 3 and 1
         first, second = (half[micro_batches] for half in halves)
         assert second["pieces"] == micro_batches
-        torch.testing.assert_close(second["output"], output.detach())
+        torch.testing.assert_close(second["output"], output.detach().flatten(0, 1))
         torch.testing.assert_close(second["loss"], loss.detach())
         assert len(first["gradients"]) > 1 and len(second["gradients"]) > 1
         gradients = first["gradients"] + second["gradients"]
