@@ -16,21 +16,17 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import formulas
 from common.cli import OptionParser, UserError, at_least
 from common.device import get_device, get_ranks
 from common.log import rank0_print
 from dataset import VOCABULARY
+from watch import Watch, unpack
 
 STEPS, ACCUMULATE, TENSOR = 4, 4, 2
 COLUMNS = "parameters", "gradients", "Adam's state", "activations", "sent"
-# How often a ring passes on (N - 1) / N of the data (formulas.py).
-RINGS = {"allreduce_": 2, "all_reduce": 2, "_allgather_base_": 1}
-RINGS |= {"_reduce_scatter_base_": 1, "broadcast_": 1}
 OWN = {  # options of a script's own
     "accumulate": [f"--accumulate={ACCUMULATE}"],
     "fsdp_tp": [f"--tensor={TENSOR}"],
@@ -46,99 +42,6 @@ WAYS = {  # script: its way in formulas.py, the ranks among which a model is cut
     "fsdp_tp": ("FSDP + TP", TENSOR),
     "pipeline": ("pipeline", 0),
 }
-
-
-def local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-class Watch(TorchDispatchMode):
-    """Counts, while a script runs, what its rank holds and sends.
-
-    sent: bytes as a ring sends them (formulas.share), in each step but the first.
-    kept: the most bytes that autograd kept at once for the backward pass, without
-    parameters. held: bytes of parameters, gradients and optimizer state.
-    """
-
-    def __init__(self, nested):
-        """nested: the optimizer has another one inside, which steps first."""
-        super().__init__()
-        self.nested, self.storages, self.held = nested, {}, None
-        self.sent, self.steps, self.now, self.kept = 0, 0, 0, 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        space, name = op.name().split("::")
-        if space in ("c10d", "_c10d_functional") and 0 < self.steps < STEPS:
-            self.sent += ring_bytes(name.split(".")[0], args)
-        return op(*args, **(kwargs or {}))
-
-    def pack(self, tensor):
-        """Note a tensor that is saved; several may share a storage."""
-        base = tensor if tensor._base is None else tensor._base
-        if base.is_leaf and base.requires_grad:  # a parameter
-            return tensor
-        tensor = tensor.detach()  # or it and what made it would hold each other
-        storage = local(tensor).untyped_storage()
-        count = self.storages.get(storage.data_ptr(), 0)
-        self.storages[storage.data_ptr()] = count + 1
-        self.now += storage.nbytes() * (count == 0)
-        self.kept = max(self.kept, self.now)
-        return Saved(self, tensor, storage)
-
-    def step(self, optimizer, *_):
-        """After an optimizer's step note what there is; the first is to warm up."""
-        inner = optimizer.optim if hasattr(optimizer, "optim") else optimizer
-        if self.nested and inner is optimizer:
-            return
-        tensors = [p for group in optimizer.param_groups for p in group["params"]]
-        states = [v for s in inner.state.values() for v in s.values()]
-        states = [v for v in states if torch.is_tensor(v) and v.dim()]
-        gradients = [p.grad for p in tensors if p.grad is not None]
-        parts = tensors, gradients, states
-        self.held = [sum(local(t).nbytes for t in part) for part in parts]
-        if self.steps == 0:
-            self.kept = self.now
-        self.steps += 1
-
-
-class Saved:
-    """A tensor that autograd keeps; when it lets go of it, the watch is told."""
-
-    def __init__(self, watch, tensor, storage):
-        self.watch, self.tensor = watch, tensor
-        self.place, self.size = storage.data_ptr(), storage.nbytes()
-
-    def __del__(self):
-        self.watch.storages[self.place] -= 1
-        self.watch.now -= self.size * (self.watch.storages[self.place] == 0)
-
-
-def unpack(saved):
-    return saved.tensor if isinstance(saved, Saved) else saved
-
-
-def ring_bytes(op, args):
-    """Return what a rank sends in this operation, if it goes round a ring."""
-    tensors = [a if torch.is_tensor(a) else a[0] for a in args[:2] if is_data(a)]
-    if not tensors or op not in RINGS | {"send": 1}:
-        return 0
-    size = max(tensor.nbytes for tensor in tensors)  # of all pieces together
-    if op == "send":
-        return size
-    name = next((a for a in args if isinstance(a, torch.ScriptObject)), args[-1])
-    group = (
-        dist.distributed_c10d._resolve_process_group(name)
-        if isinstance(name, str)
-        else dist.ProcessGroup.unbox(name)
-    )
-    return RINGS[op] * formulas.share(group.size()) * size
-
-
-def is_data(argument):
-    """Whether it is a tensor, or a list that begins with one."""
-    return torch.is_tensor(argument) or (
-        isinstance(argument, list) and argument and torch.is_tensor(argument[0])
-    )
 
 
 def calculated(script, args, ranks):
@@ -185,7 +88,7 @@ def measured(script, options, node):
     """
     module = import_module(script)
     sys.argv = [script, *map(str, options)]
-    watch = Watch(script == "zero")
+    watch = Watch(STEPS, script == "zero")
     hook = register_optimizer_step_post_hook(watch.step)
     os.environ["LOCAL_WORLD_SIZE"] = str(node)
     saved = torch.autograd.graph.saved_tensors_hooks(watch.pack, unpack)
@@ -236,7 +139,7 @@ def main():
         for script, (way, _) in WAYS.items():
             batches = STEPS * (ACCUMULATE if script == "accumulate" else 1)
             own = [f"--sequences={batches * args.batch_size * ranks}", "--epochs=1"]
-            inside = 2 if way == "HSDP" and ranks % 2 == 0 else node
+            inside = 2 if way == "HSDP" else node
             counted = measured(script, options + own + OWN.get(script, []), inside)
             pairs = zip(counted, calculated(script, args, ranks), strict=True)
             cells = [f"{a / 1e6:9.3f} {b / 1e6:<8.3f}" for a, b in pairs]
