@@ -25,7 +25,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, steps, nested):
-        """steps: of the run; nested: the optimizer has another one inside, which steps first."""
+        """steps: of the run; nested: in the optimizer is one that steps first."""
         super().__init__()
         self.last, self.nested, self.storages, self.held = steps, nested, {}, None
         self.sent, self.steps, self.now, self.kept = 0, 0, 0, 0
@@ -92,9 +92,8 @@ def ring_bytes(op, args):
     data = args[0] if torch.is_tensor(args[0]) else args[0][0]
     if op == "send":
         return data.nbytes
-    size = max(
-        arg.nbytes for arg in (data, args[1]) if torch.is_tensor(arg)
-    )  # whole
+    # Of what is gathered or scattered, the whole; not the part of this rank.
+    size = max(arg.nbytes for arg in (data, args[1]) if torch.is_tensor(arg))
     group = next((a for a in args if isinstance(a, torch.ScriptObject)), None)
     if group is not None:
         group = dist.ProcessGroup.unbox(group)
