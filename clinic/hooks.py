@@ -18,6 +18,7 @@ from types import SimpleNamespace as Record
 
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor.parallel as tensor_parallel
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_leaves
@@ -43,7 +44,7 @@ MOST = 1000  # so many steps are compared
 me = Record(rank=RANK, device=None, start=[], grads=[], weights=[], lines=[])
 me.epochs, me.names, me.sharded, me.own, me.merged = [], {}, False, {}, False
 me.counts, me.last, me.files, me.reads = Counter(), {}, {}, defaultdict(set)
-me.draws, me.closed = [], False
+me.draws, me.closed, me.cut = [], False, False
 now = Record(script="", limit=0, events=0, steps=0, batch=0, trained=set(), said=[])
 now.epoch, now.merged, now.forward, now.values = None, False, -1, defaultdict(list)
 now.depth = 0
@@ -162,12 +163,8 @@ def begun(iterator, every):
 
 def take(batch, every):
     epoch = now.epoch = epoch_of(every[0])
-    now.batch, epoch.batches, epoch.last = (
-        now.batch + 1,
-        epoch.batches + 1,
-        now.steps,
-    )
-    now.merged = False
+    epoch.batches, epoch.last = epoch.batches + 1, now.steps
+    now.batch, now.merged = now.batch + 1, False
 
 
 # Steps: sums of all bits. They are equal for equal tensors, and stay on the device.
@@ -284,6 +281,8 @@ def start():
     for name in [n for n in (*MERGE, *OTHER) if hasattr(dist, n)]:
         wrap(dist, name, before=collective)
     wrap(DDP, "__init__", after=wrapped)
+    cut = "parallelize_module"
+    wrap(tensor_parallel, cut, before=lambda *_: setattr(me, "cut", True))
     wrap(DDP, "forward", before=forward)
     wrap(Iterator, "_next_index", after=deal)
     wrap(Iterator, "__next__", after=take)

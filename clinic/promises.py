@@ -67,9 +67,10 @@ def differ(every, part):
     return ""
 
 
-def different(every):  # say, each has a part of the model
+def different(every):
+    """Return whether processes have parts of a model: they may share a batch."""
     lines = [r.lines[0][1] for r in every if r.lines]
-    return any(line != lines[0] for line in lines)
+    return any(line != lines[0] for line in lines) or any(r.cut for r in every)
 
 
 def no_replicas(every):

@@ -13,11 +13,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tqdm import tqdm
+from torchvision.datasets import utils
 
 from common.cli import OptionParser, UserError
 from common.data import data_root, prepared_file
-from common.prepare import find_images, prepare, remedy
+from common.prepare import bar, find_images, prepare, remedy
 
 
 def download_options(doc):
@@ -42,13 +42,12 @@ def fetch(url, file, checksum="", algorithm="md5"):
         with urllib.request.urlopen(request, timeout=60) as reply:
             have *= reply.status == 206  # 200: all of it comes, from the start
             total = have + int(reply.headers["Content-Length"] or 0)  # if it tells
-            bar = tqdm(
-                total=total, initial=have, unit="B", unit_scale=1, disable=None
-            )
+            size = {"total": total or None, "unit": "B", "unit_scale": 1}
+            done = bar(None, file.name, initial=have, **size)
             part.parent.mkdir(parents=True, exist_ok=True)
-            with open(part, "ab" if have else "wb") as out, bar:
+            with open(part, "ab" if have else "wb") as out, done:
                 while block := reply.read(1 << 20):
-                    bar.update(out.write(block))
+                    done.update(out.write(block))
     except (OSError, ValueError, http.client.HTTPException) as error:
         if getattr(error, "code", 0) != 416:  # 416: there is no more than we have
             what = remedy(error, "try again on a login node")
@@ -143,6 +142,7 @@ def by_torchvision(doc, dataset, name, files, folder=""):
             for file in files:
                 shutil.copyfile(found[0] / file, unpacking / name / folder / file)
         socket.setdefaulttimeout(60)  # torchvision sets none
+        utils.tqdm = lambda **of: bar(None, name, **of)  # its own is for terminals
         for train in (True, False):  # checks that the files can be read
             dataset(unpacking, train=train, download=not args.source)
         (unpacking / name).rename(target)

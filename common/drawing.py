@@ -35,6 +35,7 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
     try:
         if not target.exists():
             shutil.rmtree(drawing, ignore_errors=True)
+            print(f"Drawing {target}", flush=True)
             draw(drawing, args.scale)
             drawing.rename(target)
         prepare(target)

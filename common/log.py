@@ -55,8 +55,7 @@ class RunLog:
         self.batch, self.world_size = args.batch_size * world_size, world_size
         gets_on()
         script, job = Path(sys.argv[0]).stem, os.environ.get("SLURM_JOB_ID")
-        run = f"{job or format(time.time(), '.0f')}-{os.getpid()}"  # of several
-        self.folder = Path("logs", f"{script}-{run}")
+        self.folder = Path(f"logs/{script}-{job or int(time.time())}-{os.getpid()}")
         if not enabled:
             return
         try:
@@ -102,8 +101,7 @@ class RunLog:
 
         Meanwhile a bar moves on a terminal; elsewhere a line comes every 30 seconds.
         """
-        steps, seen = steps or len(loader), 0
-        start = said = time.perf_counter()
+        steps, seen, said, start = steps or len(loader), 0, 0, time.perf_counter()
         form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
         alike = hasattr(getattr(loader, "sampler", 0), "replacement")  # shuffled
@@ -112,12 +110,12 @@ class RunLog:
                 gets_on()
                 yield inputs, labels
                 seen += labels.numel() * (1 if alike else self.world_size)
-                speed = f"{seen / (time.perf_counter() - start):.1f} {self.counts}/s"
+                took = time.perf_counter() - start
+                speed = f"{seen / took:.1f} {self.counts}/s"
                 bar.set_postfix_str(speed, refresh=False)
                 bar.update()
-                now = time.perf_counter()
-                if bar.disable and now - said > 30:
-                    said = now
+                if bar.disable and took - said > 30:
+                    said = took
                     self.print(f"{step} of {steps} steps, {speed}")
 
     def epoch(self, epoch, images, seconds, **parts):
@@ -155,12 +153,14 @@ class RunLog:
         epochs = self.epochs[: self.fields["options"]["epochs"]]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
         mid = statistics.median(seconds)
+        cpu = "".join(file.read_text() for file in Path("/proc").glob("cpuinfo"))
+        cpu = cpu.partition("model name\t: ")[2].split("\n")[0] or os.uname().machine
         fields |= {"counts": self.counts, f"{self.counts}_per_epoch": images[0]}
-        fields |= {f"{self.counts}_per_second": images[0] / mid}
+        fields |= {f"{self.counts}_per_second": images[0] / mid, "cpu": cpu}
         fields |= {"seconds_per_epoch": mid, "peak_memory_gb": self.memory / 1e9}
         ends = [end for _, _, end in self.epochs]  # seconds since 1970
         fields |= {"epoch_ends": ends, "finished": time.strftime("%FT%T%z")}
-        self.fields |= {"torch": torch.__version__, **fields}
+        self.fields |= {"torch": torch.__version__, "cpus": os.cpu_count(), **fields}
         self.writer.close()
         add_line("logs/results.jsonl", json.dumps(self.fields))
         if len(epochs) > 1:

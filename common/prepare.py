@@ -6,8 +6,10 @@ sample_data.py: a job that decoded them would keep its GPU waiting, and be bille
 
 import errno
 import os
+import sys
 from contextlib import suppress
 from multiprocessing.pool import ThreadPool
+from types import SimpleNamespace
 
 import torch
 from PIL import Image, ImageOps
@@ -21,6 +23,17 @@ from common.data import prepared_file
 SUFFIXES = (".jpg", ".jpeg", ".png")
 # What Pillow raises for a file that is damaged, or too large to be meant.
 UNREADABLE = OSError, SyntaxError, ValueError, Image.DecompressionBombError
+
+
+def bar(items=None, what="", **options):
+    """Return tqdm's bar; where is no terminal, a line comes every 30 seconds."""
+    if not sys.stderr.isatty():
+        lines = SimpleNamespace(
+            write=lambda t: t.strip() and print(t.strip(), flush=True)
+        )
+        options |= {"file": lines, "delay": 30, "mininterval": 30, "miniters": 1}
+        options |= {"bar_format": "{desc}: {n_fmt} of {total_fmt}{unit}"}
+    return tqdm(items, what, leave=False, **options)
 
 
 def remedy(error, otherwise):
@@ -114,15 +127,12 @@ def read_photos(files, size, threads=None):
     # Each thread reads a file of its own, so none helps another one.
     with ThreadPool(threads, torch.set_num_threads, (1,)) as pool:
         done = pool.imap(is_readable, range(len(files)), chunksize=16)
-        done = tqdm(done, total=len(files), unit=" images", disable=None)
+        done = bar(done, "preparing", total=len(files), unit=" images")
         return images, torch.tensor(list(done))
 
 
 def read_photo(file, size):
-    """Return an image file as a uint8 tensor (3, size, size).
-
-    Raises one of UNREADABLE if it cannot be read.
-    """
+    """Return an image file, uint8 (3, size, size), or raise one of UNREADABLE."""
     with Image.open(file) as photo:
         photo.draft("RGB", (size, size))  # libjpeg decodes at 1/2, 1/4 or 1/8
         photo.load()

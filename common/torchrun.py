@@ -107,13 +107,13 @@ def where(ranks):
 def roll_call(nodes, seconds=10):
     """Say which of these nodes have not come by then; they may have no names."""
     here, missing = Path(folder.name), []
+    time.sleep(2)  # main() looks up names: both at once crashed in one run of many
     with suppress(RuntimeError):  # nobody there, or no more: main() tells why
         if nodes:
-            (endpoint,) = [word for word in sys.argv if "--rdzv-endpoint=" in word]
-            host, port = endpoint.partition("=")[2].split(":")
-            store = TCPStore(host, int(port), timeout=timedelta(seconds=60))
+            end = re.search(r"--rdzv-endpoint=(\S+):(\d+)", " ".join(sys.argv))
+            store = TCPStore(end[1], int(end[2]), timeout=timedelta(seconds=60))
             store.set(f"here/{node}", "")
-        time.sleep(seconds)
+        time.sleep(seconds - 2)
         missing = [name for name in nodes if not store.check([f"here/{name}"])]
     if missing and node == nodes[0]:
         who, first = ", ".join(missing), missing[0]

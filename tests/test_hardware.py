@@ -182,7 +182,7 @@ def test_float16_does_not_wait_for_the_device():
         *REPOSITORY.glob("cinic_lab/cinic*.py"),
         *REPOSITORY.glob("c*/train_*.py"),
     )
-    assert len(scripts) == 10
+    assert len(scripts) == 11
     assert all("fused=True" in script.read_text() for script in scripts)
     parameter = torch.nn.Parameter(torch.ones(3))
     scaler = torch.GradScaler("cpu")
