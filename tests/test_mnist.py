@@ -63,6 +63,7 @@ def test_one_gpu(room, sample):
     assert sorted(file.name for file in room.iterdir() if file.suffix != ".py") == [
         "ANSWERS.md",
         "README.md",
+        "ROWS.md",
         "common",
         "logs",
         *sorted(file.name for file in room.glob("*.sh")),
