@@ -101,8 +101,8 @@ def test_every_exercise_script_is_in_a_pair():
     assert {str(path.relative_to(REPOSITORY)) for path in found} <= set(SCRIPTS)
 
 
-def test_readme_has_the_row_counts():
-    text = (REPOSITORY / "README.md").read_text()
+def test_the_list_has_the_row_counts():
+    text = (REPOSITORY / "docs/PAIRS.md").read_text()
     rows = re.findall(
         r"^\| `(\S+\.py)` \| `(\S+\.py)` \| (\w+) \| (\d+) \|$", text, re.M
     )

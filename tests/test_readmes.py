@@ -16,7 +16,8 @@ import pytest
 from conftest import EXERCISES, REPOSITORY
 
 README = "README.md"
-DOCS = "docs/CLUSTER.md", "docs/TROUBLESHOOTING.md", f"bench/{README}"
+DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
+DOCS.append(f"bench/{README}")
 BEYOND = f"dp_ddp_intro/beyond_ddp/{README}"
 FILES = [README, *DOCS, *(f"{name}/{README}" for name in EXERCISES), BEYOND]
 MARKS = {
@@ -77,6 +78,27 @@ def test_commands_are_marked(file):
         small = ["$SMALL"]  # and what is made of it
         small += ["$" + c.split("=")[0] for c in typed if '="$SMALL ' in c]
         assert runs and not [c for c in runs if not any(s in c for s in small)]
+
+
+def anchors(text):
+    heads = re.findall(r"^#+ (.*)", text, re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("file", ["*.md", "*/*.md", "*/*/*.md"])
+def test_links_lead_somewhere(file):
+    for page in REPOSITORY.glob(file):
+        text = FENCE.sub("", page.read_text())
+        found = re.findall(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)", text, re.M)
+        for link in {
+            a or b for a, b in found if not (a or b).startswith("https://")
+        }:
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page}: {link}"
+            assert not anchor or anchor in anchors(target.read_text()), (
+                f"{page}: {link}"
+            )
 
 
 @pytest.fixture

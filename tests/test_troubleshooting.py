@@ -145,17 +145,6 @@ def differences(text):
     return missing, in_text - in_code.keys()
 
 
-def links(text):
-    """Return the links of the document to the repository's own pages."""
-    found = re.findall(r"\]\(([^)]+)\)|^\[\w+\]: (\S+)", text, re.M)
-    return {a or b for a, b in found if not (a or b).startswith("https://")}
-
-
-def anchors(file):
-    heads = re.findall(r"^#+ (.*)", file.read_text(), re.M)
-    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
 def test_each_message_is_quoted_and_none_is_invented():
     missing, invented = differences(DOCUMENT.read_text())
     assert not missing and not invented
@@ -201,11 +190,3 @@ def test_what_others_say_has_its_source():
     assert "https" not in ours
     rows = public.splitlines()[2:]
     assert rows and all("](https://github.com/" in row for row in rows)
-
-
-@pytest.mark.parametrize("link", sorted(links(DOCUMENT.read_text())))
-def test_links_lead_somewhere(link):
-    path, _, anchor = link.partition("#")
-    file = (DOCUMENT.parent / path).resolve() if path else DOCUMENT
-    assert file.is_file()
-    assert not anchor or anchor in anchors(file)
