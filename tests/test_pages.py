@@ -208,11 +208,11 @@ def test_what_is_chosen_is_kept_on_the_next_page(tab, pages):
     check(tab)
     here = order.index(tab.url.rpartition("/")[2])
     with tab.expect_navigation():
-        press(tab, "]")
+        press(tab, ".")
     assert tab.url.endswith(order[(here + 1) % len(order)])
     assert tab.evaluate(dark) == now[1]
     with tab.expect_navigation():
-        press(tab, "[")
+        press(tab, ",")
     assert tab.url.endswith(order[here])
     press(tab, "-", "-", "d")
     assert (tab.evaluate(size), tab.evaluate(dark)) == was

@@ -7,7 +7,7 @@ root.classList.add("js");
 let kept = { size: 1, theme: "", slides: false, open: false };
 try { Object.assign(kept, JSON.parse(localStorage.pages || "{}")); } catch { /* as new */ }
 
-const rows = all(".row"), opens = all(".opens"), stacked = document.querySelector("#stacked");
+const rows = all(".row"), stacked = document.querySelector("#stacked");
 const stackedWhen = stacked?.media, place = document.querySelector("#place");
 const chosen = () => rows.findIndex((row) => "#" + row.id === decodeURIComponent(location.hash));
 
@@ -26,7 +26,7 @@ function show() {
   for (const near of [body?.previousElementSibling, body, body?.nextElementSibling])
     if (near?.matches(".near, .change")) near.classList.add("now");
   place.textContent = row ? `change ${chosen() + 1} of ${rows.length}` : "";
-  target?.closest(".fold")?.previousElementSibling.querySelector("button").click();
+  target?.closest(".fold:not(.open)")?.previousElementSibling.querySelector("button").click();
   if (slides) fit();
   else target?.scrollIntoView({ block: "center" });
 }
@@ -62,8 +62,8 @@ function fold(button, open) {
 const actions = {
   n: () => choose(chosen() + 1),
   p: () => choose(chosen() - 1),
-  "[": () => document.querySelector("[rel=prev]")?.click(),
-  "]": () => document.querySelector("[rel=next]")?.click(),
+  ",": () => document.querySelector("[rel=prev]")?.click(),
+  ".": () => document.querySelector("[rel=next]")?.click(),
   f: () => { kept.open = !kept.open; all(".opens button").forEach((b) => fold(b, kept.open)); },
   s: () => { kept.slides = !kept.slides; },
   Escape: () => { kept.slides = false; },
@@ -96,6 +96,6 @@ addEventListener("click", (event) => {
   else if (row && !String(getSelection())) choose(rows.indexOf(row));
 });
 addEventListener("hashchange", show);
-addEventListener("resize", show);
+addEventListener("resize", () => kept.slides && show());
 if (kept.open) all(".opens button").forEach((button) => fold(button, true));
 show();
