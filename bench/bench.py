@@ -79,6 +79,7 @@ def rows_of(exercise, root, drawn, repeats):
 
 def checked():
     """Return what check.py finds out of the machine's GPUs, or of two CPU cores."""
+    print("Checking the machine by check.py: up to two minutes", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file, processes = Path(folder, "check.json"), f"--nproc-per-node={GPUS or 2}"
         command = [*TORCHRUN, processes, "check.py", "--to", file]

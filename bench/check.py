@@ -160,6 +160,11 @@ class Job:
         if self.rank == 0:
             print(*lines, sep="\n", flush=True)
 
+    def now(self, text=""):
+        """Say on a terminal what is measured, in a row that the next replaces."""
+        if self.rank == 0 and sys.stdout.isatty():
+            print(f"\r\033[K{text}", end="", flush=True)
+
     def table(self, rows, columns):
         """Print rows of the JSON file; columns: "KEY KEY:HEAD", of them the full."""
         heads = [column.partition(":")[::2] for column in columns.split()]
@@ -347,7 +352,6 @@ def connect(job):
 
     The first is left out if it would be one process, or the same as all.
     """
-    job.found["backend"] = dist.get_default_backend_for_device(job.device)
     groups, everybody = [], list(range(job.size))
     with job.at_most(f"{job.found['backend']} does not connect the processes"):
         # Longer than job.wait, or NCCL would abort before that.
@@ -384,6 +388,8 @@ def collectives(job, ranks, group):
         for size in job.sizes:
             if before and 5 * seconds * size / before > 10:
                 break  # it is done five times, and must not take minutes
+            far = f"{len(rows) + 1} of {2 * len(job.sizes)}"
+            job.now(f"{far}: {what} of {size} bytes over {over}")
             with job.at_most(f"{what} of {size} bytes over {over}", ranks[0]):
                 # Each gives another number, so that a lost or a doubled one shows.
                 mine = ranks.index(job.rank) + 1.0
@@ -395,6 +401,7 @@ def collectives(job, ranks, group):
             bus = bus_bandwidth(what, n, size, seconds)
             rows.append({"what": what, **head, "bytes": size, "seconds": seconds})
             rows[-1] |= {"bus_gb_per_s": bus, "correct": correct}
+    job.now()
     own = {} if device.type == "cpu" else {"device_ids": [device.index]}
     with job.at_most(f"barrier over {over}", ranks[0]):
         seconds = seconds_of(partial(dist.barrier, group, **own), device, slowest)
@@ -407,6 +414,8 @@ def talk(job):
         return job.say("One process has none to talk to: run-2gpus.sh has two.", "")
     if job.found["problems"]:
         return job.say("Nothing was sent: each process needs a GPU of its own.", "")
+    job.found["backend"] = dist.get_default_backend_for_device(job.device)
+    job.say(f"How fast they talk by {job.found['backend']}")
     rows = []
     for ranks, group in connect(job):
         mine = collectives(job, ranks, group)
@@ -414,7 +423,6 @@ def talk(job):
     rows = [row for part in job.gather("bandwidths", rows) for row in part]
     rows.sort(key=lambda row: row["nodes"])
     shown = [{**row, "ms": row["seconds"] * 1e3} for row in rows]
-    job.say(f"How fast they talk by {job.found['backend']}")
     job.table(shown, "what: over processes bytes ms bus_gb_per_s:bus_GB/s")
     for row in rows:
         what, over, size = row.pop("what"), row["over"], row.get("bytes")
@@ -470,12 +478,12 @@ def copies(device):
 
 def measure_devices(job):
     """Say what the devices reach, all at the same time, as they train."""
+    job.say("Matrix products, TFLOP/s")
     speeds, rows = products(job.device) | copies(job.device), job.found["processes"]
     for row, speed in zip(rows, job.gather("speeds", speeds), strict=True):
         row |= speed
     columns = "rank float32_tflops:float32 tf32_tflops:TF32 bfloat16_tflops:bfloat16"
     columns += " float16_tflops:float16"
-    job.say("Matrix products, TFLOP/s")
     job.table(rows, columns)
     if job.device.type == "cpu":
         return job.say("No copies between host and device: it is the CPU.", "")
@@ -517,10 +525,10 @@ def read_data(root):
 
 def look_at_data(job):
     """Say what is in DATADIR on each node, and how fast that is read."""
+    job.say(f"DATADIR {data_root()}: how fast it is read, and whose data are there")
     first = job.nodes.index(job.nodes[job.rank]) == job.rank  # one for each node
     rows = job.gather("data", read_data(data_root()) if first else None)
     rows = job.found["data"] = [row for row in rows if row]
-    job.say(f"DATADIR {data_root()}: how fast it is read, and whose data are there")
     job.table(rows, "node read_gb_per_s:GB/s bytes_read:bytes exercises")
     for row in rows:
         if row["error"]:

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 
 import torch.distributed as dist
+from tqdm import trange
 
 from common.device import get_device, get_ranks
 
@@ -62,17 +64,19 @@ def measure(cases, repeats):
 
     What is called returns how many images it did, after waiting for the device. The
     cases take turns, so that what else the machine does slows all alike. Each is
-    called once before, for what is slow only at first.
+    called once before, for what is slow only at first. A bar on a terminal says how
+    many turns are done.
     """
     speeds = {name: [] for name in cases}
-    for case in cases.values():
-        case()
-    for _ in range(repeats):
+    what, hide = Path(sys.argv[0]).stem, None  # None: where there is no terminal
+    if os.environ.get("RANK", "0") != "0":
+        hide = True
+    for _ in trange(1 + repeats, desc=what, unit="turn", leave=False, disable=hide):
         for name, case in cases.items():
             start = time.perf_counter()
             images = case()
             speeds[name].append(images / (time.perf_counter() - start))
-    return speeds
+    return {name: found[1:] for name, found in speeds.items()}
 
 
 @contextmanager

@@ -10,11 +10,9 @@ DATADIR, or else to data/ in the repository. If it breaks off, type it again.
 import tarfile
 from itertools import product
 
-from tqdm import tqdm
-
 from common.cli import UserError
 from common.download import download_images
-from common.prepare import find_images
+from common.prepare import bar, find_images
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
@@ -25,7 +23,7 @@ def unpack(archive, folder):
     """Unpack SPLIT/CLASS/*.png; raise UserError if one of these is missing."""
     with tarfile.open(archive) as images:
         images.extraction_filter = getattr(tarfile, "data_filter", None)
-        members = tqdm(images, unit=" files", total=270_000, disable=None)
+        members = bar(images, "unpacking", unit=" files", total=270_000)
         images.extractall(folder, members)
     root = find_images(folder, SPLITS[0], CLASSES[0]) or folder
     for split, name in product(SPLITS, CLASSES):

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import ImageOps
 
 from common.drawing import background, draw_data_set
-from common.prepare import find_images, prepare
+from common.prepare import bar, find_images, prepare
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
@@ -28,7 +28,8 @@ def draw_images(folder, scale):
         for label, name in enumerate(CLASSES):
             target = folder / RAW / split / name
             target.mkdir(parents=True)
-            for i in range(max(1, round(images * scale / 10))):
+            count = max(1, round(images * scale / 10))
+            for i in bar(range(count), f"{split} {name}"):
                 rng = np.random.default_rng([len(split), ord(split[0]), label, i])
                 draw_image(rng, label).save(target / f"{split}-{i}.png")
 

@@ -195,9 +195,11 @@ def against(args):
     }
     env["LOCAL_WORLD_SIZE"] = "1"
     command = [sys.executable, script, *args.options, *own]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    print(f"\nNow alone, to compare: {script} {' '.join(command[2:])}", flush=True)
+    # What it says of errors is seen, and so is its bar.
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        why = f"{script} failed: {(done.stderr.splitlines() or [''])[-1]}"
+        why = f"{script} failed, see above"
         return "the losses are those of one GPU", "broken", why, "Start it alone"
     found = [
         re.findall(r"loss\W+(\d+\.\d+)", t)

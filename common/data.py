@@ -22,10 +22,9 @@ def data_dir(name):
     """Return the folder of a data set, or raise UserError if it is not there."""
     folder = data_root() / name
     if not os.path.isdir(folder):  # or it may not be looked at
-        raise UserError(
-            f"no data in {folder}: type `python download_data.py`, or for drawings "
-            f"`python sample_data.py` and `export DATADIR={SAMPLES}`"
-        )
+        what = f"no data in {folder}: type `python download_data.py`, or for"
+        draw = f"`python sample_data.py` and `export DATADIR={SAMPLES}`"
+        raise UserError(f"{what} drawings {draw}")
     return folder
 
 
@@ -55,6 +54,7 @@ def load_prepared(name, splits, size):
     UserError if one is missing or damaged.
     """
     folder, sets = data_dir(name), []
+    again = "type `python download_data.py` on a login node"
     for split in splits:
         file = prepared_file(folder, split, size)
         try:
@@ -66,17 +66,13 @@ def load_prepared(name, splits, size):
             content = torch.load(file, mmap=True, weights_only=True)
             sets.append(InMemory(content["images"], content["labels"]))
         except FileNotFoundError:
-            raise UserError(
-                f"{folder} is not prepared, it has no {file.name}: type `python "
-                "download_data.py` on a login node"
-            ) from None
+            what = f"{folder} is not prepared, it has no {file.name}: {again}"
+            raise UserError(what) from None
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}") from None
         except Exception as error:
-            raise UserError(
-                f"{file} is damaged ({type(error).__name__}): delete it, and type "
-                "`python download_data.py` on a login node"
-            ) from None
+            what = f"{file} is damaged ({type(error).__name__}): delete it,"
+            raise UserError(f"{what} and {again}") from None
     return sets
 
 

@@ -23,10 +23,9 @@ def get_ranks():
     """
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
     if not {*names} <= {*os.environ}:
-        raise UserError(
-            f"{sys.argv[0]} wants one process per GPU: type `python -m "
-            f"common.torchrun --standalone --nproc-per-node=2 {sys.argv[0]}`"
-        )
+        script = sys.argv[0]
+        how = f"python -m common.torchrun --standalone --nproc-per-node=2 {script}"
+        raise UserError(f"{script} wants one process per GPU: type `{how}`")
     if folder := os.environ.get("RANKS_TELL"):
         tell(f"{folder}/{os.environ['RANK']}.{os.getpid()}")
     return tuple(int(os.environ[name]) for name in names)
@@ -50,10 +49,8 @@ def get_device(local_rank=None, gpu=None):
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if local_rank is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError(
-            f"{sys.argv[0]} is for one process: type `python {sys.argv[0]}`, or "
-            "start its multi-GPU twin"
-        )
+        what = f"{sys.argv[0]} is for one process: type `python {sys.argv[0]}`, or"
+        raise UserError(f"{what} start its multi-GPU twin")
     # Apple's GPU is left out: there is one of it, and DDP has no backend for it.
     kind = torch.accelerator.current_accelerator()
     gpus = torch.accelerator.device_count()

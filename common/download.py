@@ -85,10 +85,8 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
             source = find_images(target, *first)
         target.mkdir(parents=True, exist_ok=True)
         if not os.access(target, os.W_OK):
-            raise UserError(
-                f"cannot write in {target}: type `export DATADIR=FOLDER`, a folder "
-                f"of your own, and add --from {source}"
-            )
+            what = f"cannot write in {target}: type `export DATADIR=FOLDER`, a"
+            raise UserError(f"{what} folder of your own, and add --from {source}")
         wrote = prepare(source, target, splits, classes, size, args.skip_bad)
     except OSError as error:
         what = remedy(error, "choose another --from, or another DATADIR")

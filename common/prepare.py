@@ -26,7 +26,7 @@ UNREADABLE = OSError, SyntaxError, ValueError, Image.DecompressionBombError
 
 
 def bar(items=None, what="", **options):
-    """Return tqdm's bar; where is no terminal, a line comes every 30 seconds."""
+    """Return tqdm's bar or, where there is no terminal, lines 30 seconds apart."""
     if not sys.stderr.isatty():
         lines = SimpleNamespace(
             write=lambda t: t.strip() and print(t.strip(), flush=True)
@@ -77,9 +77,7 @@ def prepare(source, target, splits, classes, size, skip_bad=False):
             images = [f for f in every if f.suffix.lower() in SUFFIXES]
             others += set(every) - set(images)
             if not images:
-                raise UserError(
-                    f"no images in {where}: add them, or type another --from"
-                )
+                raise UserError(f"no images in {where}: add them, or another --from")
             files += images
             labels += [label] * len(images)
     found = {f: what for f, what in found.items() if not is_newest(f, what[0])}

@@ -11,11 +11,9 @@ import io
 import re
 import zipfile
 
-from tqdm import tqdm
-
 from common.cli import UserError
 from common.download import download_images
-from common.prepare import UNREADABLE, read_photo
+from common.prepare import UNREADABLE, bar, read_photo
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 URL = (
@@ -39,7 +37,7 @@ def unpack(archive, folder):
             )
             names = {int(match[1]): match[0] for match in found if match}
             count = 0
-            for number in tqdm(sorted(names), kind, unit=" photos", disable=None):
+            for number in bar(sorted(names), f"unpacking {kind}", unit=" photos"):
                 photo = photos.read(names[number])
                 try:
                     read_photo(io.BytesIO(photo), SIZE)

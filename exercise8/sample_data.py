@@ -11,7 +11,7 @@ import numpy as np
 from PIL import ImageDraw
 
 from common.drawing import background, draw_data_set
-from common.prepare import find_images, prepare
+from common.prepare import bar, find_images, prepare
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
@@ -75,7 +75,8 @@ def draw_photos(folder, scale):
         for label, kind in enumerate(CLASSES):
             target = folder / RAW / split / kind
             target.mkdir(parents=True)
-            for i in range(max(1, round(images * scale / 2))):
+            count = max(1, round(images * scale / 2))
+            for i in bar(range(count), f"{split} {kind}"):
                 rng = np.random.default_rng([len(split), label, i])
                 file = target / f"{kind[:-1]}.{i}.jpg"
                 draw_animal(rng, kind).save(file, quality=90)

@@ -5,10 +5,14 @@ import os
 import pty
 import re
 import struct
+import sys
 import termios
 
 import pytest
-from conftest import QUICK, copy_room, run
+from conftest import QUICK, REPOSITORY, copy_room, run
+from tqdm import tqdm
+
+from common import prepare
 
 CIFAR = "--arch resnet18 --image-size 33 --epochs 1 --batch-size 8 --no-profile"
 INTRO = "--layers 1 --width 16 --heads 2 --length 16 --sequences 8192"
@@ -65,6 +69,27 @@ def test_a_bar_on_a_terminal_and_none_in_a_file(exercise, tmp_path, sample):
         assert "Epoch" not in last or re.match(r"(Train )?Epoch", last), line
     done = run(["bash", *PLAIN[exercise]], room, sample)
     assert done.returncode == 0 and "\r" not in done.stdout + done.stderr
+
+
+def test_drawing_has_a_bar_on_a_terminal_and_lines_in_a_file(
+    tmp_path, monkeypatch, capsys
+):
+    draw = [
+        sys.executable,
+        "sample_data.py",
+        "--to",
+        str(tmp_path),
+        "--scale",
+        "0.1",
+    ]
+    status, shown = on_terminal(draw, REPOSITORY / "exercise8", tmp_path)
+    assert status == 0 and re.search(r"train cats: .*\| \d+/20 ", shown), shown
+    often = {"delay": 0, "mininterval": 0}
+    monkeypatch.setattr(prepare, "tqdm", lambda *a, **o: tqdm(*a, **{**o, **often}))
+    for _ in prepare.bar(range(2), "drawing", unit=" photos"):
+        pass
+    said = [f"drawing: {n} of 2 photos\n" for n in range(3)]
+    assert capsys.readouterr() == ("".join(said), "")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import pipeline
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from common.cli import OptionParser, at_least
 from common.device import get_device, get_ranks
@@ -91,7 +92,7 @@ def main():
     add("--length", type=at_least(1), default=128, help="of a sequence, in tokens")
     add("--steps", type=at_least(2), default=6, help="of each run")
     args = parser.parse_args()
-    _, local_rank, p = get_ranks()
+    rank, local_rank, p = get_ranks()
     args.layers = args.layers or max(4, 2 * p)
     device = get_device(local_rank)
     dist.init_process_group()
@@ -103,15 +104,21 @@ def main():
     rank0_print(f"{p} GPUs: part of a step that they wait, measured (calculated)")
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for logs/
+        numbers = p, 2 * p, 4 * p, 8 * p  # of micro-batches
+        hide = None if rank == 0 else True  # None: where there is no terminal
+        runs = len(SCHEDULES) * len(numbers)
+        bar = tqdm(total=runs, desc="runs", leave=False, disable=hide)
         for name, v in SCHEDULES.items():
             cells = []
-            for m in (p, 2 * p, 4 * p, 8 * p):
+            for m in numbers:
                 own = [f"--schedule={name}", f"--micro-batches={m}", "--epochs=1"]
                 measured = waiting(options + own, device)
                 cells.append(
                     f"m = {m}: {measured:.2f} ({(p - 1) / (v * m + p - 1):.2f})"
                 )
+                bar.update()
             rank0_print(f"{name:16}" + "   ".join(cells))
+        bar.close()
         os.chdir("/")
     end()
 

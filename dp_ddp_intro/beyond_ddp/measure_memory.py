@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from tqdm import tqdm
 
 import formulas
 from common.cli import OptionParser, UserError, at_least
@@ -111,7 +112,7 @@ def main():
     add("--heads", type=at_least(1), help="default: 4, or 1 per GPU if that is more")
     add("--length", type=at_least(1), default=64, help="of a sequence, in tokens")
     args = parser.parse_args()
-    _, local_rank, ranks = get_ranks()
+    rank, local_rank, ranks = get_ranks()
     if ranks % 2:
         raise UserError(f"{ranks} processes cannot be two equal nodes: type GPUS=2")
     args.layers, args.heads = (
@@ -136,7 +137,9 @@ def main():
     rank0_print(f"{'':15}" + "".join(f"{column:^18}" for column in COLUMNS))
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for their logs/
-        for script, (way, _) in WAYS.items():
+        hide = None if rank == 0 else True  # None: where there is no terminal
+        ways = tqdm(WAYS.items(), "scripts", leave=False, disable=hide)
+        for script, (way, _) in ways:
             batches = STEPS * (ACCUMULATE if script == "accumulate" else 1)
             own = [f"--sequences={batches * args.batch_size * ranks}", "--epochs=1"]
             inside = 2 if way == "HSDP" else node

@@ -73,6 +73,8 @@ class Report(callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch_start = self.said = time.perf_counter()
+        if epoch == 0:  # on two cores for half a minute
+            self.print("Before the first step TensorFlow builds its graph")
 
     # Not on_train_batch_end(): for its logs Keras waits for each step.
     def on_train_batch_begin(self, batch, logs=None):

@@ -29,6 +29,7 @@ up() {
             "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2"
     done
     [[ ! -e $folder ]] || fail "$folder is there already: type bash $0 down $folder"
+    echo "Starting a cluster on paper: some seconds, half a minute at most"
     mkdir -p "$folder"/{state,log}
     echo "$id" > "$folder/id"
     trap 'status=$?; tail -n 3 "$folder"/log/* >&2; down; exit $status' ERR
