@@ -3,6 +3,8 @@
     cd exercise8
     python ../bench/compare.py logs/results.jsonl [MORE.jsonl ...]
     python ../bench/compare.py logs/results.jsonl --since 14:30
+    python ../bench/compare.py anna/results.jsonl ben/results.jsonl
+    python ../bench/compare.py handed-in/* --html class.html
 
 A script and its twins stand together. An option in which runs differ is a column.
 
@@ -16,19 +18,24 @@ training      seconds for --epochs epochs, with validation
 accuracy      what the script's last line on it says: of the test, or the validation
 memory        the most that rank 0 had: of the tensors on its GPU, or without a GPU
               of the whole process
+who           of several files: whose the runs are, by the name of a file or a folder
+note          why nothing can be held against a row, or what is odd about it
 
-"8 share 2" says that 8 processes shared 2 CPU cores. For a fresh start use --since,
-or delete the file.
+"8 share 2" says that 8 processes shared 2 CPU cores. Runs on different machines are
+never held against each other: they have tables of their own. For a fresh start use
+--since, or delete the file.
 """
 
 import json
 import math
 import re
 import signal
-import sys
 from collections import defaultdict
 from datetime import date, datetime
 from pathlib import Path
+
+from compare_html import write_page
+from compare_read import find_files, find_people, read_runs
 
 from common.cli import OptionParser, UserError
 from pairs import PAIRS
@@ -38,16 +45,8 @@ FREE = {"epochs", "finetune_epochs", "batch_size", "test_batch_size", "lr", "gam
 FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "resume"}
 FREE |= {"profile", "steps", "gpu"}  # what is profiled is in the first epoch
 # Runs that are alike in these are repeats.
-KEY = (
-    "script",
-    "gpus",
-    "nodes",
-    "device",
-    "batch_per_gpu",
-    "batch",
-    "size",
-    "options",
-)
+KEY = "script", "gpus", "nodes", "machine", "device", "batch_per_gpu", "batch"
+KEY += "size", "options", "torch"
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",
@@ -62,8 +61,10 @@ COLUMNS = {
     "accuracy": "{accuracy:.2f} %",
     "memory": "{peak_memory_gb:.2f} GB",
 }
-SOMETIMES = {"against": "{against}", "device": "{device}", "runs": "{runs}"}
-SOMETIMES["spread"] = "{spread:.0%}"
+SOMETIMES = {"against": "{against}", "device": "{device}", "torch": "{torch}"}
+SOMETIMES |= {"runs": "{runs}", "spread": "{spread:.0%}", "who": "{who}"}
+SOMETIMES["ends"] = "{ends}"
+OF_CLASS = "runs", "spread", "who", "ends"  # if several handed in, even if all alike
 
 # Of the pairs: {script: the first of its twins}, and those that want several GPUs.
 PLAIN = {"multi_worker_mirrored": "single"}  # no pair: it writes its step out
@@ -78,60 +79,23 @@ for left, right, tag, _ in PAIRS:
         STRONG.add(right)
 
 
-def read_runs(files, since=None):
-    """Return the runs in these .jsonl files, a dict each, or raise UserError.
-
-    since: a datetime; runs that ended before it are left out. A line that is no run
-    is named, and left out.
-    """
-    runs = []
-    for file in files:
-        try:
-            lines = Path(file).read_text(errors="replace").splitlines()
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}") from None
-        for number, line in enumerate(lines, start=1):
-            try:
-                run = prepare(json.loads(line))
-            except (ValueError, TypeError, LookupError, AttributeError):
-                text = f"Warning: line {number} of {file} is no whole run: left out"
-                print(text, file=sys.stderr)
-                continue
-            if not since or run["end"] >= since:
-                runs.append(run)
-    if not runs:
-        when = f" since {since}" if since else ""
-        raise UserError(
-            f"no results in {', '.join(files)}{when}: run a script first"
-        )
-    return runs
-
-
-def prepare(run):
-    """Return a run with its speed and end, and nan for what an older version lacks.
-
-    Raises an error of some kind if that is no run.
-    """
-    lacking = "seconds_per_epoch", "training_seconds", "accuracy", "peak_memory_gb"
-    run = dict.fromkeys(lacking, math.nan) | {"counts": "images", "nodes": 1} | run
-    run["speed"] = run[f"{run['counts']}_per_second"]
-    run["size"] = run[f"{run['counts']}_per_epoch"]
-    run["end"] = datetime.fromisoformat(run["finished"][:19])  # as clocks showed it
-    if (
-        not run["speed"] > 0
-        or not {*KEY} <= {*run}
-        or "epochs" not in run["options"]
-    ):
-        raise ValueError("not what RunLog writes")
-    return run
-
-
 def summarise(runs):
     """Return runs of one command as one: the middle one, with runs and spread."""
     runs = sorted(runs, key=lambda run: run["speed"])
-    middle = runs[(len(runs) - 1) // 2]
-    spread = runs[-1]["speed"] / runs[0]["speed"] - 1
-    return middle | {"runs": len(runs), "spread": spread}
+    row, slow, fast = runs[(len(runs) - 1) // 2], runs[0], runs[-1]
+    row = row | {"runs": len(runs), "speeds": [run["speed"] for run in runs]}
+    row["spread"] = fast["speed"] / slow["speed"] - 1
+    people, notes = sorted({run["who"] for run in runs}), defaultdict(list)
+    row["who"] = ", ".join(people) if len(people) < 4 else f"{len(people)} people"
+    row["ends"] = f"{slow['who']} to {fast['who']}" if len(people) > 1 else ""
+    for run in runs:
+        for note in run["notes"]:
+            notes[note].append(run["who"])
+    row["notes"] = [
+        note if len(of) == len(runs) or not of[0] else f"{', '.join(of)}: {note}"
+        for note, of in notes.items()
+    ]
+    return row
 
 
 def typed(name):
@@ -144,21 +108,57 @@ def fixed(run):
     return {k: v for k, v in options if k not in FREE and v is not None}
 
 
+def is_base(row):
+    return row["gpus"] == 1 and row["script"] not in MANY
+
+
 def find_base(row, rows):
     """Return the run that a row is held against, or None, and by which batch."""
-    alike = [
-        base
-        for base in rows
-        if base["gpus"] == 1
-        and base["script"] not in MANY
-        and fixed(base) == fixed(row)
-    ]
+    alike = [base for base in rows if is_base(base) and fixed(base) == fixed(row)]
+    alike.sort(key=lambda base: base["torch"] != row["torch"])
     ways = [("batch_per_gpu", "per GPU"), ("batch", "in all")]
     for batch, how in reversed(ways) if row["script"] in STRONG else ways:
         for base in alike:  # the fastest first
             if base["batch"] == row[batch]:
                 return base, f"{row[batch]} {how}"
     return None, ""
+
+
+def why_alone(row, rows):
+    """Return in words why a row can be held against none of all the rows."""
+    whys = [f"no run of {row['group'][0]}.py on one GPU"]
+    whys += ["on one GPU only on another machine"]
+    whys += ["on one GPU only with other data, or another number of --steps"]
+    bases, mine = [base for base in rows if is_base(base)], fixed(row)
+    for part, why in enumerate(whys):
+        bases = [base for base in bases if base["group"][part] == row["group"][part]]
+        if not bases:
+            return why
+    differ = [
+        [typed(name) for name in mine | other if mine.get(name) != other.get(name)]
+        for other in map(fixed, bases)
+    ]
+    if names := min(differ, key=len):
+        return f"on one GPU only with another {', '.join(names)}"
+    batches = dict.fromkeys([row["batch_per_gpu"], row["batch"]])
+    return f"none on one GPU with batch {' or '.join(map(str, batches))}"
+
+
+def find_notes(row, rows):
+    """Return in words why a row cannot be compared, or only with care."""
+    base, notes = row["base"], row["notes"]
+    if len({other["machine"] for other in rows}) > 1 and not row["cpu"]:
+        why = "no CPU named (an older version): held against its own file alone"
+        notes = [*notes, why]
+    if not base:
+        return [*notes, f"no speed-up: {why_alone(row, rows)}"]
+    if base["torch"] != row["torch"]:
+        versions = [of["torch"] or "not named" for of in (row, base)]
+        notes = [*notes, "torch {}, held against torch {}".format(*versions)]
+    if (base["epochs"] == 1) != (row["epochs"] == 1):
+        epochs = f"epochs: {row['epochs']}, held against {base['epochs']}"
+        notes = [*notes, f"{epochs}: the first, which is slow, counts only if alone"]
+    return notes
 
 
 def find_differences(rows):
@@ -181,49 +181,73 @@ def compare(runs):
 
     Those of one command are one. Each gets its speed, in images/s or what it counts,
     its base, the run that it is held against, or None, and differs: the options in
-    which runs under this title are not alike, as they are typed, and its own values.
+    which runs under this title are not alike, as they are typed, and its own values;
+    and notes: in words, why there is no base, and what else is odd.
     """
     same, groups, titled = defaultdict(list), defaultdict(list), {}
     for run in runs:
         same[json.dumps([run[name] for name in KEY])].append(run)
     for row in map(summarise, same.values()):
-        where = re.sub(r" \(.* share .*\)", "", row["device"])
+        script, size = PLAIN.get(row["script"], row["script"]), ""
         if "steps" not in row["options"]:  # else an epoch has what N GPUs do in them
-            where += f", {row['size']} {row['counts']} an epoch"
-        groups[PLAIN.get(row["script"], row["script"]), where].append(row)
-    for (script, where), rows in groups.items():
-        rows.sort(key=lambda row: (row["gpus"], -row["speed"]))
+            size = f", {row['size']} {row['counts']} an epoch"
+        row["group"] = script, row["machine"], size
+        groups[row["group"]].append(row)
+    everyone = [row for rows in groups.values() for row in rows]
+    machines = [*dict.fromkeys(row["machine"] for row in everyone)]
+    where = "machine" if len(machines) > 1 or everyone[0]["who"] else "where"
+    for group in sorted(groups, key=lambda group: machines.index(group[1])):
+        rows = sorted(groups[group], key=lambda row: (row["gpus"], -row["speed"]))
         differs, alike = find_differences(rows)
         for row in rows:
             row["base"], row["against"] = base, _ = find_base(row, rows)
             own = {typed(name): row["options"].get(name) for name in differs}
             row["differs"] = {k: "" if v is None else v for k, v in own.items()}
-            if base:
-                row["speedup"] = row["speed"] / base["speed"]
-                row["efficiency"] = row["speedup"] / row["gpus"]
-        titled[f"{script}.py{alike}  # {where}"] = rows  # it can be typed
+            row["speedup"] = row["speed"] / base["speed"] if base else None
+            row["efficiency"] = row["speedup"] / row["gpus"] if base else None
+            row["notes"] = find_notes(row, everyone)
+        title = f"{group[0]}.py{alike}  # {rows[0][where]}{group[2]}"
+        titled[title] = rows  # it can be typed
     return titled
 
 
-def print_table(rows):
-    columns = dict(COLUMNS)
+def tabulate(rows):
+    """Return a table's lines of cells, the header first, and the notes below it."""
+    columns, notes = dict(COLUMNS), {}
     for name, form in SOMETIMES.items():
-        if len({row[name] for row in rows}) > 1:
-            columns[name] = form
-    for name in rows[0]["differs"]:
-        columns[name] = "{differs[" + name + "]}"
-    cells = [[name.format(**rows[0]) for name in columns]]
+        shown = {row[name] for row in rows}
+        of_class = rows[0]["who"] and name in OF_CLASS and not shown <= {"", 0, 1}
+        if len(shown) > 1 or of_class:
+            columns[name.replace("ends", "slowest to fastest")] = form
+    lines = [[name.format(**rows[0]) for name in [*columns, *rows[0]["differs"]]]]
     for row in rows:
-        row = {"speedup": math.nan, "efficiency": math.nan, **row}
-        cells.append([form.format(**row) for form in columns.values()])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        line = ["" if cell.startswith("nan") else cell for cell in line]
+        numbers = {n: math.nan if v is None else v for n, v in row.items()}
+        cells = [form.format(**numbers) for form in columns.values()]
+        cells += [str(value) for value in row["differs"].values()]
+        lines.append(["" if re.match(r"nan\b", cell) else cell for cell in cells])
+        for note in row["notes"]:
+            notes.setdefault(note, str(len(notes) + 1))
+    if notes:
+        lines[0].append("note")
+        for line, row in zip(lines[1:], rows, strict=True):
+            line.append(" ".join(notes[note] for note in row["notes"]))
+    return lines, notes
+
+
+def print_table(rows):
+    lines, notes = tabulate(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
         print("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)))
+    for note, number in notes.items():
+        print(f"  {number}: {note}")
 
 
-def draw(groups, file):
-    """Save a PNG of the speed-up over the GPUs, a line each, and of the ideal."""
+def plot(groups):
+    """Return a figure of the speed-up over the GPUs, a line each, and of the ideal.
+
+    Of runs that were repeated each is a dot.
+    """
     from matplotlib.figure import Figure
 
     axes, lines = Figure(figsize=(7, 5)).add_subplot(), defaultdict(dict)
@@ -234,17 +258,28 @@ def draw(groups, file):
             name = (
                 f"{row['script']}{nodes}, batch {row['against']}{''.join(options)}"
             )
-            lines[title, name][row["gpus"]] = row["speedup"]
+            lines[title, name][row["gpus"]] = row
     for (title, name), line in lines.items():
-        label = f"{name}: " + ", ".join(f"{y:.2f} on {x}" for x, y in line.items())
+        ys = [row["speedup"] for row in line.values()]
+        label = f"{name}: "
+        label += ", ".join(f"{y:.2f} on {x}" for x, y in zip(line, ys, strict=True))
         label += f"\n{title}" * (len(groups) > 1)
-        axes.plot([1, *line], [1, *line.values()], "o-", label=label)
+        label = label.replace("$", r"\$")  # else it begins a formula
+        (drawn,) = axes.plot([1, *line], [1, *ys], "o-", label=label)
+        for x, row in line.items():
+            repeats = [speed / row["base"]["speed"] for speed in row["speeds"]]
+            dots, colour = [x] * len(repeats), drawn.get_color()
+            axes.scatter(dots, repeats, 9, color=colour, alpha=0.4)
     ends = [1, max(row["gpus"] for rows in groups.values() for row in rows)]
     axes.plot(ends, ends, "--", color="gray", label="ideal")
     axes.set(xlabel="GPUs, or CPU cores in their place", ylabel="speed-up")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12))
-    save(axes.figure, file)
+    return axes.figure
+
+
+def draw(groups, file):
+    save(plot(groups), file)
 
 
 def save(figure, file):
@@ -265,16 +300,27 @@ def moment(text):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("files", nargs="+", metavar="RESULTS.jsonl", help="of runs")
+    add("files", nargs="+", metavar="RESULTS.jsonl", help="of runs, or folders")
     add("--since", type=moment, help="14:30, or 2026-11-21; default: all runs")
     add("--plot", default="logs/speedup.png", help="PNG to write")
+    add("--html", metavar="FILE", help="page with all this to write; default: none")
     args = parser.parse_args()
-    groups = compare(read_runs(args.files, args.since))
+    files, left_out = find_files(args.files), []
+    runs = read_runs(files, args.since, left_out)
+    groups = compare(runs)
     for title, rows in groups.items():
         print(f"\n{title}")
         print_table(rows)
     draw(groups, args.plot)
     print(f"\nPlot saved to {Path(args.plot).absolute()}")
+    if args.html:
+        sections = []
+        for machine in dict.fromkeys(rows[0]["machine"] for rows in groups.values()):
+            here = {t: r for t, r in groups.items() if r[0]["machine"] == machine}
+            tables = {title: tabulate(rows) for title, rows in here.items()}
+            sections.append((machine, tables, plot(here)))
+        write_page(args.html, sections, find_people(files, runs), left_out)
+        print(f"Page saved to {Path(args.html).absolute()}")
 
 
 if __name__ == "__main__":

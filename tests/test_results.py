@@ -3,12 +3,14 @@
 import argparse
 import json
 import os
+import re
 import sys
 import time
 
 import pytest
 import torch
-from compare import compare, draw, prepare, print_table, read_runs
+from compare import compare, draw, print_table, tabulate
+from compare_read import find_files, prepare, read_runs, tell_apart
 from conftest import REPOSITORY, run
 
 from common.cli import UserError
@@ -41,6 +43,7 @@ def test_result_and_scalars_of_a_run(tmp_path, monkeypatch, capsys):
     assert result["images_per_second"] == pytest.approx(100 / 3)
     assert result["accuracy"] == 75 and result["device"] == "CPU core"
     assert 0.05 < result["peak_memory_gb"] < 100
+    assert result["cpus"] == os.cpu_count() and result["cpu"].strip()
     assert "Epoch 2: 2.0 s, 50.0 images/s; train loss 0.5 accuracy 50 %" in (
         capsys.readouterr().out
     )
@@ -331,3 +334,188 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "no room for the result" in done.stderr
     assert (tmp_path / "logs/results.jsonl").read_text() == "whole\n"
+
+
+EPYC = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 2, "torch": "2.15.0"}
+RYZEN = EPYC | {"cpu": "AMD Ryzen", "cpus": 16}
+
+
+def hand_in(folder, **people):
+    """Write a file for each, of runs or of text, and return the files."""
+    for who, lines in people.items():
+        lines = [n if isinstance(n, str) else json.dumps(n) for n in lines]
+        (folder / who).mkdir(parents=True)
+        (folder / who / "results.jsonl").write_text("\n".join(lines) + "\n")
+    return find_files([str(folder)])
+
+
+def line(script, gpus, speed, machine=EPYC, **fields):
+    return result(script, gpus, speed, raw=True, **machine | fields)
+
+
+def test_a_class_is_grouped_by_machine(tmp_path, capsys):
+    """Of one command on one machine: the middle run, how many, whose, the spread."""
+    files = hand_in(
+        tmp_path,
+        anna=[line(NAME, 1, 100), line(f"{NAME}_multigpu", 2, 150)],
+        ben=[line(NAME, 1, 90), line(f"{NAME}_multigpu", 2, 180)],
+        carl=[line(NAME, 1, 80), line(f"{NAME}_multigpu", 2, 160)],
+        dora=[line(f"{NAME}_multigpu", 2, 2000, RYZEN)],
+    )
+    groups = compare(read_runs(files))
+    (epyc, ours), (ryzen, hers) = groups.items()
+    assert "CPU core, 2 x AMD EPYC, 2000" in epyc and "16 x AMD Ryzen" in ryzen
+    shown = [(r["speed"], r["runs"], r["who"], r["ends"]) for r in ours]
+    assert shown == [
+        (90, 3, "anna, ben, carl", "carl to anna"),
+        (160, 3, "anna, ben, carl", "anna to ben"),
+    ]
+    assert [row["speedup"] for row in ours] == [1, pytest.approx(160 / 90)]
+    assert ours[1]["spread"] == pytest.approx(0.2) and not ours[1]["notes"]
+    assert hers[0]["speedup"] is None
+    (note,) = hers[0]["notes"]
+    assert note == "no speed-up: on one GPU only on another machine"
+    for rows in groups.values():
+        print_table(rows)
+    table = capsys.readouterr().out
+    assert table.count("slowest to fastest") == 1 and "anna, ben, carl" in table
+    assert table.endswith(f"  1: {note}\n")
+
+
+def notes_of(row, *others, **people):
+    (row,) = [
+        r
+        for rows in compare([prepare(r, "me") for r in (row, *others)]).values()
+        for r in rows
+        if r["script"].endswith("multigpu")
+    ]
+    return row["notes"], row["speedup"]
+
+
+@pytest.mark.parametrize(
+    "why, speedup, base, fields",
+    [
+        ("", 1.5, {}, {}),
+        ("no run of .*pretrained.py on one GPU", None, None, {}),
+        ("only with other data", None, {"images_per_epoch": 9}, {}),
+        ("only on another machine", None, RYZEN, {}),
+        ("none on one GPU with batch 25 or 50", None, {"batch": 7}, {}),
+        ("only with another --workers$", None, {"workers": 1}, {"workers": 7}),
+        ("8 processes shared 2 CPU", 1.5, {}, {"device": "CPU core (8 share 2)"}),
+        ("torch 2.8, held against torch 2.15.0", 1.5, {}, {"torch": "2.8"}),
+        ("only 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
+        ("epochs: 1, held against 10", 1.5, {}, {"epochs": 1}),
+        ("no CPU named", None, {}, {"cpu": ""}),
+    ],
+)
+def test_what_cannot_be_compared_says_why(why, speedup, base, fields):
+    """And stays in the table."""
+    runs = [line(f"{NAME}_multigpu", 2, 150)]
+    if base is not None:
+        runs.append(line(NAME, 1, 100))
+    for run_, changes in zip(runs, (fields, base), strict=False):
+        for name, value in changes.items():
+            where = run_["options"] if name in ("workers", "epochs") else run_
+            where[name] = value
+    notes, got = notes_of(*runs)
+    assert got == speedup and len(notes) >= bool(why)
+    assert re.search(why, " ".join(notes)) if why else not notes
+
+
+def test_the_same_torch_is_held_against_first():
+    runs = [line(NAME, 1, 100, torch=v) for v in ("2.8", "2.15.0")]
+    runs[0]["images_per_second"] = 120  # faster, and another
+    assert notes_of(line(f"{NAME}_multigpu", 2, 150), *runs) == ([], 1.5)
+
+
+def test_what_was_handed_in_twice_counts_once(tmp_path):
+    mine = [line(NAME, 1, 100), line(f"{NAME}_multigpu", 2, 150)]
+    files = hand_in(tmp_path, anna=mine, ben=mine, carl=[line(NAME, 1, 90)])
+    ((one, two),) = compare(read_runs(files)).values()
+    assert (one["runs"], two["runs"], two["who"]) == (2, 1, "anna")
+    twice = "a run is there twice (anna and ben), and counts once"
+    assert two["notes"] == [twice] and one["notes"] == [f"anna: {twice}"]
+
+
+@pytest.mark.parametrize(
+    "files, names",
+    [
+        ("logs/results.jsonl", ""),
+        ("anna/results.jsonl ben/results.jsonl", "anna ben"),
+        ("anna.jsonl ben.jsonl results.jsonl", "anna ben results"),
+        ("c/anna/x/logs/results.jsonl c/ben/results.jsonl", "anna ben"),
+        ("a/1/r.jsonl a/2/r.jsonl b/3/r.jsonl", "1 2 3"),
+        ("anna/x/r.jsonl anna/y/r.jsonl ben/x/r.jsonl", "anna/x anna/y ben/x"),
+        ("results.jsonl anna/results.jsonl", "results anna"),
+        ("a.jsonl a.json", "a.jsonl a.json"),
+    ],
+)
+def test_who_handed_in(files, names):
+    assert tell_apart(files.split()) == (names.split() or [""])
+
+
+def test_files_and_folders_are_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hand_in(tmp_path, anna=["x"], ben=["x"])
+    both = ["anna/results.jsonl", "ben/results.jsonl"]
+    assert find_files(["anna", "ben", str(tmp_path), both[1]]) == both
+    (tmp_path / "carl").mkdir()
+    assert find_files(["carl"]) == ["carl/results.jsonl"]  # which cannot be read
+
+
+def test_what_is_no_run_is_named(tmp_path, capsys):
+    good = line(NAME, 1, 100)
+    odd = [good | {"gpus": n} for n in (0, 2.5, "2", 10**400, None)]
+    odd += [good | {"script": 3}, good | {"options": []}, [good], "[" * 9999]
+    odd += [good | {"images_per_second": 10**400}, good | {"accuracy": "high"}]
+    odd += [good | {"options": {"epochs": 10**30}}]
+    files = hand_in(tmp_path, anna=[good, *odd], ben=["%PDF", "x"], carl=["", good])
+    files += [str(tmp_path / "dora.jsonl")]
+    left_out = []
+    assert len(read_runs(files, left_out=left_out)) == 1
+    assert len(left_out) == len(odd) + 3  # and the empty line
+    assert f"no run in {files[1]}: left out" in left_out
+    assert left_out[-1].startswith(f"cannot read {files[3]}: No such file")
+    warned = capsys.readouterr().err.splitlines()
+    assert warned == [f"Warning: {text}" for text in left_out]
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+def test_the_page(tmp_path):
+    """One file, which loads nothing, and in which no text of others is a tag."""
+    bad = line(EVIL, 2, 50, torch=f"{EVIL}$x$", cpu=f"\x1b[31m{EVIL}")
+    bad["options"] |= {f'"{EVIL}': f"'{EVIL}\n"}
+    pair = [line(NAME, 1, 100), line(f"{NAME}_multigpu", 2, 150)]
+    for one, lr in zip(pair, (1, r"$\frac$"), strict=True):  # in the plot's legend
+        one["options"]["lr"] = lr
+    hand_in(
+        tmp_path / "in",
+        anna=pair,
+        ben=[bad, bad | {"finished": "2026-11-21T10:00:00"}, EVIL],
+    )
+    (tmp_path / "in" / "<b>carl").mkdir()
+    page = tmp_path / "new/class.html"
+    command = [sys.executable, f"{REPOSITORY}/bench/compare.py", "--html", page]
+    done = run([*command, *sorted((tmp_path / "in").iterdir())], tmp_path)
+    assert done.returncode == 0 and f"Page saved to {page}" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    text = page.read_text()
+    tags = re.findall(r"<(\w+)([^>]*)>", text)
+    assert {name for name, _ in tags}.isdisjoint({"script", "b", "link", "iframe"})
+    assert text.count("&lt;script&gt;") > 5 and "<b>carl" not in text
+    assert not re.search(r"(src|href)=.(?!data:)", text)
+    assert text.count("<caption>") == text.count("<table") == 3
+    heads = [more for name, more in tags if name == "th"]
+    assert heads and {*heads} == {' scope="col"', ' scope="row"'}
+    (image,) = [more for name, more in tags if name == "img"]
+    assert "1.50 on 2" in image and 'src="data:image/png;base64,iVBOR' in image
+    assert "cannot read" in text and "&lt;b&gt;carl" in text  # who has handed in 0
+    done = run([*command[:-1], "/dev/null/x.html", tmp_path / "in/anna"], tmp_path)
+    assert done.returncode == 2 and "cannot write /dev/null/x.html" in done.stderr
+
+
+def test_a_script_whose_name_begins_like_no_number():
+    lines, notes = tabulate(*compare([prepare(line("nano", 1, 5))]).values())
+    assert lines[1][0] == "nano" and not notes
