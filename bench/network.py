@@ -200,7 +200,9 @@ def main():
     found |= {"cores": os.cpu_count(), "torch": torch.__version__}
     found |= {"began": time.strftime("%F"), "here": checked(here=2)}
     bases = {name: {"points": {}, "two": []} for name in MODELS}
-    for _ in range(3):
+    total = 2 * (len(NETWORKS) * len(MODELS) + len(RINGS) * len(SLEEPS))
+    for turn in range(1, 4):
+        print(f"without a network, {turn} of 3", flush=True)
         for name, (*_, batch, _) in MODELS.items():
             for size in batch, batch // 2:
                 seconds, sent = trained(name, size, alone=True)
@@ -219,7 +221,13 @@ def main():
                     seconds, _ = trained(name, size, prefixes=prefixes)
                     run = {"network": network, "model": name, "n": 2}
                     found["runs"].append(run | {"batch": size, "seconds": seconds})
-                    print(found["runs"][-1], flush=True)
+                    print(
+                        len(found["runs"]),
+                        "of",
+                        total,
+                        found["runs"][-1],
+                        flush=True,
+                    )
                     FILE.write_text(json.dumps(found, indent=1) + "\n")
     for megabits, delay in RINGS:
         network = f"{megabits} Mb/s, {delay} ms, ring"
@@ -237,7 +245,7 @@ def main():
                     run["alone"] = slept(case)
                     run["seconds"] = slept(case, prefixes=prefixes)
                     found["runs"].append(run)
-                    print(run, flush=True)
+                    print(len(found["runs"]), "of", total, run, flush=True)
                     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
