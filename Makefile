@@ -2,8 +2,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # Half as many again as there are CPUs: much of what is slow waits, for Slurm or a time limit.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
+QUIET = $$([ -t 2 ] || echo --quiet) # on a terminal pip shows bars
 DEMO := --backbone tinyvgg --epochs 10 --finetune-epochs 2
-.PHONY: help demo test test-all lint bench venv venv-tensorflow
+.PHONY: help demo test test-all lint bench pages rehearse venv venv-tensorflow
 
 help: # this list
 	@grep '^[a-z-]*:.*#' Makefile | sed 's/:.*# /\t/' | expand -t 18
@@ -28,17 +29,24 @@ lint: venv # style
 bench: venv # speeds, against ceilings and the plain way
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
+rehearse: # what a lesson takes: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
+	@$(PYTHON) bench/rehearse.py "$(LESSON)" $(REHEARSE)
+
+pages: venv # a page for each pair, to read and to project, in build/pages
+	.venv/bin/python docs/pages/build.py
+
 venv: .venv/installed # PyTorch and the other packages, in .venv
 
-.venv/installed: requirements.txt cinic_lab/requirements.txt
+.venv/installed: requirements.txt cinic_lab/requirements.txt docs/pages/requirements.txt
+	@echo "Installing PyTorch and others in .venv: some GB, mostly a few minutes"
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check \
-		-r requirements.txt -r cinic_lab/requirements.txt
+	.venv/bin/pip install $(QUIET) --disable-pip-version-check $(^:%=-r %)
 	touch $@
 
 venv-tensorflow: .venv-tensorflow/installed # TensorFlow, in .venv-tensorflow
 
 .venv-tensorflow/installed: dp_ddp_intro/tensorflow/requirements.txt
+	@echo "Installing TensorFlow in .venv-tensorflow: some GB, mostly a few minutes"
 	$(PYTHON) -m venv .venv-tensorflow
-	.venv-tensorflow/bin/pip install --quiet --disable-pip-version-check -r $<
+	.venv-tensorflow/bin/pip install $(QUIET) --disable-pip-version-check -r $<
 	touch $@

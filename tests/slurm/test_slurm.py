@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -460,3 +462,63 @@ def test_the_check_names_the_node_that_does_not_answer(sbatch, lab):
     lines = [line for line in output.splitlines() if not line.startswith("srun: ")]
     assert len(lines) == 1, output
     assert lines[0].startswith("Error: rank 1 on n2: no sign of life within 5 s. ")
+
+
+REHEARSAL = """
+```bash
+SMALL="--verbose"
+sbatch run.sh shows.py $SMALL
+LATER=1 sbatch run-2nodes.sh shows.py
+sbatch --gpus-per-node=9 run-2gpus.sh shows.py
+```
+
+```bash
+FROM=$(ls slurm-*.out | wc -l)
+sbatch run.sh shows.py --resume $FROM
+sbatch run-2gpus.sh shows.py  # 5 s
+sbatch run.sh mistake.py
+sbatch run.sh mistake.py  # 10 s, status 2
+```
+"""
+
+
+@pytest.fixture
+def rehearsal(sbatch, room, sample, monkeypatch):
+    """Return the command that rehearses a room of this README."""
+    (room / "shows.py").write_text(SHOWS)
+    (room / "mistake.py").write_text(MISTAKE)
+    (room / "README.md").write_text(REHEARSAL)
+    monkeypatch.setenv("DATADIR", str(sample))
+    return [sys.executable, room.parent / "bench/rehearse.py", room.name]
+
+
+def test_a_lesson_is_rehearsed(rehearsal, room):
+    done = run([*rehearsal, "--students", "20"], room)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    rows = [line.split() for line in lines if ".sh" in line and " x " in line]
+    states = ["completed", "completed", "refused", "completed", "completed"]
+    assert [row[0] for row in rows] == [*states, "failed", "as"], done.stdout
+    assert " 2 x 2 " in done.stdout
+    shown = [file.read_text() for file in room.glob("slurm-*.out")]
+    assert f"{room} ['shows.py']\n" in shown  # --verbose is for --small
+    assert f"{room} ['shows.py', '--resume', '2']\n" in shown
+    failed = lines.index("Failed: --gpus-per-node=9 run-2gpus.sh shows.py")
+    assert "Requested node configuration is not available" in lines[failed + 1]
+    (log,) = [line for line in lines if line.endswith("Error: a mistake: type this")]
+    assert log.startswith(f"    see {room}/slurm-") and lines[-1] == "2 of 7 failed"
+    assert re.fullmatch(r"20 students: \d+ GPU min", lines[-3])
+    assert re.fullmatch(r"With 16 GPUs: \d+ min at least", lines[-2])
+
+
+def test_ctrl_c_ends_a_rehearsal_and_its_jobs(rehearsal, room):
+    (room / "shows.py").write_text("import time; time.sleep(300)")
+    child = subprocess.Popen(rehearsal, stdout=subprocess.PIPE, text=True)
+    for line in child.stdout:
+        if " running" in line:
+            child.send_signal(signal.SIGINT)
+            break
+    said = child.stdout.read()
+    jobs = re.search(r"^Stopped by Ctrl-C\nCancelled jobs (\d+) (\d+)$", said, re.M)
+    assert child.wait() == 1 and "Traceback" not in said
+    assert {info(job)["JobState"] for job in jobs.groups()} == {"CANCELLED"}, said
