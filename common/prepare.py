@@ -25,7 +25,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 UNREADABLE = OSError, SyntaxError, ValueError, Image.DecompressionBombError
 
 
-def bar(items=None, what="", **options):
+def bar(items=None, what="", unit="", **options):
     """Return tqdm's bar or, where there is no terminal, lines 30 seconds apart."""
     if not sys.stderr.isatty():
         lines = SimpleNamespace(
@@ -33,7 +33,7 @@ def bar(items=None, what="", **options):
         )
         options |= {"file": lines, "delay": 30, "mininterval": 30, "miniters": 1}
         options |= {"bar_format": "{desc}: {n_fmt} of {total_fmt}{unit}"}
-    return tqdm(items, what, leave=False, **options)
+    return tqdm(items, what, leave=False, unit=unit, **options)
 
 
 def remedy(error, otherwise):

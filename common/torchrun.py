@@ -107,7 +107,7 @@ def where(ranks):
 def roll_call(nodes, seconds=10):
     """Say which of these nodes have not come by then; they may have no names."""
     here, missing = Path(folder.name), []
-    time.sleep(2)  # main() looks up names: both at once crashed in one run of many
+    time.sleep(2)  # mostly main() has looked up names: both at once crashed, once
     with suppress(RuntimeError):  # nobody there, or no more: main() tells why
         if nodes:
             end = re.search(r"--rdzv-endpoint=(\S+):(\d+)", " ".join(sys.argv))

@@ -476,3 +476,12 @@ def test_losses_against_those_of_one_gpu(
     assert re.search(
         rf"^the losses are those of one GPU +{state}", done.stdout, re.M
     )
+
+
+@pytest.mark.slow
+def test_the_script_for_one_gpu_tells_why_it_failed(sample, tmp_path):
+    room = copy_room("dp_ddp_intro", tmp_path)
+    command = [REPOSITORY / "clinic/checkup.py", "--against", "single.py --heads 3"]
+    done = torchrun(2, [*command, "ddp.py", *SMALL["dp_ddp_intro"]], room, sample)
+    assert done.returncode == 1 and "heads" in done.stderr
+    assert "broken\n    single.py failed, see above" in done.stdout

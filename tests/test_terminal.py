@@ -90,6 +90,9 @@ def test_drawing_has_a_bar_on_a_terminal_and_lines_in_a_file(
         pass
     said = [f"drawing: {n} of 2 photos\n" for n in range(3)]
     assert capsys.readouterr() == ("".join(said), "")
+    assert [
+        *prepare.bar("ab", "cats")
+    ] and "cats: 2 of 2\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
