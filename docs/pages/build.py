@@ -5,7 +5,7 @@
 
 They need no server and no network. What a page says of a row stands in README.md or
 ROWS.md of its folder, else in dp_ddp_intro/ROWS.md: the text below an indented block
-that has the row. Its comment finds it.
+that has the row. It is found by the row's comment.
 """
 
 import argparse
@@ -31,8 +31,8 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 FIRST = "dp_ddp_intro"  # the room that explains what all have
 CONTEXT = 3  # rows beside a change that are not folded
-WORDS = {"|": "changed", ">": "only right", "<": "only left"}
-PICTURE = "dp_ddp_intro-ddp-after-single.html", "deals-out-shares"
+WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
+PICTURE = "dp_ddp_intro-ddp-after-single.html#deals-out-shares"
 # Where links to files lead: on GitHub's machine to the repository there.
 SOURCE = "../../"
 if name := os.environ.get("GITHUB_REPOSITORY"):
@@ -71,7 +71,7 @@ def explanations(*files):
 def explain(room):
     """Return a function of a row: its explanation in HTML, or ""."""
     folder = REPOSITORY / room
-    own = explanations(folder / "README.md", folder / "ROWS.md")
+    own = explanations(folder / "ROWS.md", folder / "README.md")
     general = explanations(REPOSITORY / FIRST / "ROWS.md")
 
     def why(row):
@@ -130,7 +130,7 @@ def table(left, right):
     rows = align(left, right)
     for kind, group in fold(rows):
         if kind == "fold":
-            button = f"<button aria-expanded=false>{len(group)} rows alike</button>"
+            button = f"<button aria-expanded=false>{len(group)} equal rows</button>"
             html.append(f"<tbody><tr class=opens><td colspan=5>{button}")
         html.append(f"<tbody class={kind}>")
         texts = [why(new or "") for *_, new in group] if kind == "change" else []
@@ -184,10 +184,11 @@ def build(out):
     addresses = [address(pair) for *_, pairs in rooms for pair in pairs]
     for room, train, learn, pairs in rooms:
         title = (REPOSITORY / room / "README.md").read_text().splitlines()[0][2:]
+        readme = f"{SOURCE}{room}/README.md"
         learn = markdown.markdown(learn[0].upper() + learn[1:]).removeprefix("<p>")
         index.append(
-            f"<h2>{title}</h2>\n<p><code>{room}</code>: {train}. {learn}\n<table>"
-            "<thead><tr><th scope=col>from<th scope=col>to<th scope=col>tag"
+            f"<h2>{title}</h2><p><a href={readme}>{room}</a>: {train}. {learn}"
+            "<table><thead><tr><th scope=col>from<th scope=col>to<th scope=col>tag"
             "<th scope=col>changed rows<tbody>"
         )
         for left, right, tag, _ in pairs:
@@ -205,7 +206,7 @@ def build(out):
                 changed=changed,
                 columns=max(map(len, "\n".join(sides).splitlines())),
                 room=room,
-                readme=f"{SOURCE}{room}/README.md",
+                readme=readme,
                 before=addresses[n - 1],
                 after=addresses[(n + 1) % len(addresses)],
                 body=body,
@@ -215,20 +216,19 @@ def build(out):
             cells = f"<code>{Path(left).name}</code>", link, tag, str(changed)
             index.append("<tr><td>" + "<td>".join(cells))
         index.append("</table>")
-    readme = f"{SOURCE}README.md"
-    fill("index.html", out / "index.html", lessons="\n".join(index), readme=readme)
+    values = {"lessons": "\n".join(index), "readme": f"{SOURCE}README.md"}
+    fill("index.html", out / "index.html", **values)
     return addresses
 
 
-def take_picture(browser, page, file):
-    """Save a PNG of a page, as Chromium shows it."""
+def take_picture(path, page, file):
+    """Save a PNG of a page, as the Chromium at this path shows it."""
     from playwright.sync_api import sync_playwright
 
+    view = {"viewport": {"width": 1280, "height": 560}, "device_scale_factor": 2}
     with sync_playwright() as play:
-        browser = play.chromium.launch(
-            executable_path=browser, args=["--no-sandbox"]
-        )
-        tab = browser.new_page(viewport={"width": 1280, "height": 560})
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        tab = browser.new_page(**view)
         tab.goto(page)
         tab.screenshot(path=file)
 
@@ -243,7 +243,5 @@ if __name__ == "__main__":
         parser.error("no Chromium here: type sudo apt-get install chromium")
     pages = build(out := REPOSITORY / "build/pages")
     if args.picture:
-        take_picture(
-            browser, f"{(out / PICTURE[0]).as_uri()}#{PICTURE[1]}", args.picture
-        )
+        take_picture(browser, f"{out.as_uri()}/{PICTURE}", args.picture)
     print(f"{len(pages)} pairs: open {os.path.relpath(out)}/index.html")

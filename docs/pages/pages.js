@@ -1,46 +1,43 @@
-"use strict";
 // Keys, folds and slides. The chosen row is the one in the address.
 const root = document.documentElement, all = (what) => [...document.querySelectorAll(what)];
 root.classList.add("js");
-
 // What is kept from page to page; some browsers refuse that to files.
-let kept = { size: 1, theme: "", slides: false, open: false };
+const kept = { size: 1, turned: false, slides: false, open: false };
 try { Object.assign(kept, JSON.parse(localStorage.pages || "{}")); } catch { /* as new */ }
-
-const rows = all(".row"), stacked = document.querySelector("#stacked");
-const stackedWhen = stacked?.media, place = document.querySelector("#place");
-const chosen = () => rows.findIndex((row) => "#" + row.id === decodeURIComponent(location.hash));
+const rows = all(".row"), [stacked] = all("#stacked"), [place] = all("#place"), [main] = all("main");
+const narrow = stacked?.media, dark = matchMedia("(prefers-color-scheme: dark)").matches;
+const chosen = () => rows.findIndex((row) => "#" + row.id === location.hash);
+let shown = "";
 
 function show() {
   try { localStorage.pages = JSON.stringify(kept); } catch { /* this page alone */ }
-  root.style.colorScheme = kept.theme;
+  root.style.colorScheme = kept.turned ? (dark ? "light" : "dark") : "";
   root.style.setProperty("--size", kept.size);
   if (!stacked) return;
   const slides = kept.slides && rows.length > 0;
+  if (slides && chosen() < 0) choose(0);
+  const body = rows[chosen()]?.parentElement, [target] = all(":target");
+  const near = [body?.previousElementSibling, body, body?.nextElementSibling];
+  all("tbody").forEach((one) => one.classList.toggle("now", near.includes(one)));
   root.classList.toggle("slides", slides);
-  stacked.media = slides ? "all" : stackedWhen;
-  if (slides && chosen() < 0) return choose(0);
-  const row = rows[chosen()], target = document.querySelector(":target");
-  for (const body of all("tbody.now")) body.classList.remove("now");
-  const body = row?.parentElement;
-  for (const near of [body?.previousElementSibling, body, body?.nextElementSibling])
-    if (near?.matches(".near, .change")) near.classList.add("now");
-  place.textContent = row ? `change ${chosen() + 1} of ${rows.length}` : "";
+  stacked.media = slides ? "all" : narrow;
+  if (document.body.scrollWidth > root.clientWidth) stacked.media = "all";
+  place.textContent = body ? `change ${chosen() + 1} of ${rows.length}` : "";
   target?.closest(".fold:not(.open)")?.previousElementSibling.querySelector("button").click();
   if (slides) fit();
-  else target?.scrollIntoView({ block: "center" });
+  else if (shown !== location.hash) target?.scrollIntoView({ block: "center" });
+  shown = target ? location.hash : "";
 }
 
 // The largest type with which the change fits the window, then that of its explanation.
-function fit(names = ["--slide", "--words"]) {
-  const main = document.querySelector("main");
-  names.forEach((name) => root.style.setProperty(name, "8px"));
-  for (const name of names) {
-    let low = 8, high = name === "--words" ? 40 : 64;
+function fit(limits = { "--slide": Math.min(64, root.clientWidth / 28), "--words": 40 }) {
+  for (const name in limits) root.style.setProperty(name, "8px");
+  for (let [name, high] of Object.entries(limits)) {
+    let low = 8;
     while (high - low > 0.5) {
       const size = (low + high) / 2;
       root.style.setProperty(name, size + "px");
-      const fits = main.scrollHeight <= main.clientHeight && main.scrollWidth <= innerWidth;
+      const fits = main.scrollHeight <= main.clientHeight && main.scrollWidth <= root.clientWidth;
       [low, high] = fits ? [size, high] : [low, size];
     }
     root.style.setProperty(name, low + "px");
@@ -49,9 +46,7 @@ function fit(names = ["--slide", "--words"]) {
 
 function choose(number) {
   const row = rows[Math.max(0, Math.min(number, rows.length - 1))];
-  if (!row) return;
-  location.replace("#" + row.id);
-  row.querySelector("a").focus({ preventScroll: true });
+  if (row) location.replace("#" + row.id);
 }
 
 function fold(button, open) {
@@ -59,27 +54,30 @@ function fold(button, open) {
   button.setAttribute("aria-expanded", open);
 }
 
+function foldAll(open) {
+  all(".opens button").forEach((button) => fold(button, open));
+  all("[data-key=f]").forEach((button) => button.setAttribute("aria-pressed", open));
+}
+
 const actions = {
   n: () => choose(chosen() + 1),
   p: () => choose(chosen() - 1),
-  ",": () => document.querySelector("[rel=prev]")?.click(),
-  ".": () => document.querySelector("[rel=next]")?.click(),
-  f: () => { kept.open = !kept.open; all(".opens button").forEach((b) => fold(b, kept.open)); },
+  ",": () => all("[rel=prev]")[0]?.click(),
+  ".": () => all("[rel=next]")[0]?.click(),
+  f: () => foldAll(kept.open = !kept.open),
   s: () => { kept.slides = !kept.slides; },
   Escape: () => { kept.slides = false; },
   "+": () => { kept.size = Math.min(3, kept.size * 1.1); },
   "-": () => { kept.size = Math.max(0.5, kept.size / 1.1); },
-  d: () => {
-    const dark = kept.theme ? kept.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    kept.theme = dark ? "light" : "dark";
-  },
+  d: () => { kept.turned = !kept.turned; },
 };
-const onSlides = { ArrowRight: "n", ArrowDown: "n", PageDown: "n", " ": "n",
-  ArrowLeft: "p", ArrowUp: "p", PageUp: "p" };
+const onSlides = { ArrowRight: "n", ArrowDown: "n", PageDown: "n", " ": "n", ArrowLeft: "p", ArrowUp: "p", PageUp: "p" };
 
 function act(key) {
   actions[key]();
+  if (key !== "d") shown = ""; // what is chosen stays in view
   show();
+  if ("np".includes(key)) rows[chosen()]?.querySelector("a").focus({ preventScroll: true });
 }
 
 addEventListener("keydown", (event) => {
@@ -89,13 +87,23 @@ addEventListener("keydown", (event) => {
   act(key);
 });
 addEventListener("click", (event) => {
-  const key = event.target.closest("button[data-key]")?.dataset.key;
-  const button = event.target.closest(".opens button"), row = event.target.closest(".row");
-  if (key) act(key);
+  const [key, button, row] = ["[data-key]", ".opens button", ".row"].map((what) => event.target.closest(what));
+  if (key?.matches("button")) act(key.dataset.key);
   else if (button) fold(button, button.getAttribute("aria-expanded") === "false");
-  else if (row && !String(getSelection())) choose(rows.indexOf(row));
+  else if (row && !String(getSelection())) {
+    const top = scrollY;
+    event.preventDefault();
+    choose(rows.indexOf(row));
+    shown = location.hash; // it stays where it was clicked
+    scrollTo(0, top);
+    show();
+  }
 });
-addEventListener("hashchange", show);
-addEventListener("resize", () => kept.slides && show());
-if (kept.open) all(".opens button").forEach((button) => fold(button, true));
+// Of two scripts side by side one is copied: that where the mouse goes down.
+addEventListener("mousedown", (event) => {
+  const cell = event.target.closest(".pair td");
+  if (cell) cell.closest("table").className = cell.cellIndex > 2 ? "pair right" : "pair left";
+});
+["hashchange", "resize", "load"].forEach((event) => addEventListener(event, show));
+foldAll(kept.open);
 show();
