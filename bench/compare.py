@@ -10,7 +10,7 @@ A script and its twins stand together. An option in which runs differ is a colum
 
 runs          of the same command: the row shows the middle one (of two the slower),
               spread how much faster the fastest was than the slowest
-speed-up      against the fastest run of a script for one GPU with the same options,
+speed-up      against the fastest row of a script for one GPU with the same options,
               but for --epochs, --lr, --seed, --optimizer and the like, and with the
               batch in the column "against"; none without such a run
 efficiency    the speed-up for each GPU
@@ -34,8 +34,8 @@ from collections import defaultdict
 from datetime import date, datetime
 from pathlib import Path
 
-from compare_html import write_page
-from compare_read import find_files, find_people, read_runs
+from compare_html import find_people, write_page
+from compare_read import find_files, read_runs
 
 from common.cli import OptionParser, UserError
 from pairs import PAIRS
@@ -46,7 +46,7 @@ FREE |= {"seed", "optimizer", "scheduler", "log_interval", "save_model", "resume
 FREE |= {"profile", "steps", "gpu"}  # what is profiled is in the first epoch
 # Runs that are alike in these are repeats.
 KEY = "script", "gpus", "nodes", "machine", "device", "batch_per_gpu", "batch"
-KEY += "size", "options", "torch"
+KEY += "size", "options", "version"
 COLUMNS = {
     "script": "{script}",
     "GPUs": "{gpus}",
@@ -61,9 +61,10 @@ COLUMNS = {
     "accuracy": "{accuracy:.2f} %",
     "memory": "{peak_memory_gb:.2f} GB",
 }
-SOMETIMES = {"against": "{against}", "device": "{device}", "torch": "{torch}"}
+SOMETIMES = {"against": "{against}", "device": "{device}", "version": "{version}"}
 SOMETIMES |= {"runs": "{runs}", "spread": "{spread:.0%}", "who": "{who}"}
 SOMETIMES["ends"] = "{ends}"
+HEADERS = {"version": "{framework}", "ends": "slowest to fastest"}
 OF_CLASS = "runs", "spread", "who", "ends"  # if several handed in, even if all alike
 
 # Of the pairs: {script: the first of its twins}, and those that want several GPUs.
@@ -84,17 +85,16 @@ def summarise(runs):
     runs = sorted(runs, key=lambda run: run["speed"])
     row, slow, fast = runs[(len(runs) - 1) // 2], runs[0], runs[-1]
     row = row | {"runs": len(runs), "speeds": [run["speed"] for run in runs]}
-    row["spread"] = fast["speed"] / slow["speed"] - 1
+    row["spread"], row["notes"] = fast["speed"] / slow["speed"] - 1, []
     people, notes = sorted({run["who"] for run in runs}), defaultdict(list)
     row["who"] = ", ".join(people) if len(people) < 4 else f"{len(people)} people"
     row["ends"] = f"{slow['who']} to {fast['who']}" if len(people) > 1 else ""
     for run in runs:
         for note in run["notes"]:
             notes[note].append(run["who"])
-    row["notes"] = [
-        note if len(of) == len(runs) or not of[0] else f"{', '.join(of)}: {note}"
-        for note, of in notes.items()
-    ]
+    for note, of in notes.items():
+        some = of[0] and len(of) < len(runs)
+        row["notes"] += [f"{', '.join(sorted({*of}))}: {note}" if some else note]
     return row
 
 
@@ -112,10 +112,10 @@ def is_base(row):
     return row["gpus"] == 1 and row["script"] not in MANY
 
 
-def find_base(row, rows):
-    """Return the run that a row is held against, or None, and by which batch."""
-    alike = [base for base in rows if is_base(base) and fixed(base) == fixed(row)]
-    alike.sort(key=lambda base: base["torch"] != row["torch"])
+def find_base(row, bases):
+    """Return the row that a row is held against, or None, and by which batch."""
+    alike = [base for base in bases if base["fixed"] == row["fixed"]]
+    alike.sort(key=lambda base: base["version"] != row["version"])
     ways = [("batch_per_gpu", "per GPU"), ("batch", "in all")]
     for batch, how in reversed(ways) if row["script"] in STRONG else ways:
         for base in alike:  # the fastest first
@@ -124,19 +124,18 @@ def find_base(row, rows):
     return None, ""
 
 
-def why_alone(row, rows):
-    """Return in words why a row can be held against none of all the rows."""
-    whys = [f"no run of {row['group'][0]}.py on one GPU"]
+def why_alone(row, bases):
+    """Return in words why a row can be held against none of all the bases."""
+    whys, mine = [f"no run of {row['group'][0]}.py on one GPU"], row["fixed"]
     whys += ["on one GPU only on another machine"]
     whys += ["on one GPU only with other data, or another number of --steps"]
-    bases, mine = [base for base in rows if is_base(base)], fixed(row)
     for part, why in enumerate(whys):
         bases = [base for base in bases if base["group"][part] == row["group"][part]]
         if not bases:
             return why
     differ = [
         [typed(name) for name in mine | other if mine.get(name) != other.get(name)]
-        for other in map(fixed, bases)
+        for other in (base["fixed"] for base in bases)
     ]
     if names := min(differ, key=len):
         return f"on one GPU only with another {', '.join(names)}"
@@ -144,20 +143,21 @@ def why_alone(row, rows):
     return f"none on one GPU with batch {' or '.join(map(str, batches))}"
 
 
-def find_notes(row, rows):
+def find_notes(row, bases, machines):
     """Return in words why a row cannot be compared, or only with care."""
-    base, notes = row["base"], row["notes"]
-    if len({other["machine"] for other in rows}) > 1 and not row["cpu"]:
-        why = "no CPU named (an older version): held against its own file alone"
-        notes = [*notes, why]
+    base, notes = row["base"], [*row["notes"]]
+    if len(machines) > 1 and row["nameless"]:
+        notes += ["no CPU named (an older version): held against its own file alone"]
     if not base:
-        return [*notes, f"no speed-up: {why_alone(row, rows)}"]
-    if base["torch"] != row["torch"]:
-        versions = [of["torch"] or "not named" for of in (row, base)]
-        notes = [*notes, "torch {}, held against torch {}".format(*versions)]
+        return [*notes, f"no speed-up: {why_alone(row, bases)}"]
+    if base["version"] != row["version"]:
+        of = [f"{r['framework']} {r['version'] or 'not named'}" for r in (row, base)]
+        notes += [", held against ".join(of)]
+    if base["cpu"] != row["cpu"] and base["cpu"] and row["cpu"]:
+        notes += [f"held against a run beside another CPU, {base['cpu']}"]
     if (base["epochs"] == 1) != (row["epochs"] == 1):
         epochs = f"epochs: {row['epochs']}, held against {base['epochs']}"
-        notes = [*notes, f"{epochs}: the first, which is slow, counts only if alone"]
+        notes += [f"{epochs}: the first, which is slow, counts only if alone"]
     return notes
 
 
@@ -191,21 +191,23 @@ def compare(runs):
         script, size = PLAIN.get(row["script"], row["script"]), ""
         if "steps" not in row["options"]:  # else an epoch has what N GPUs do in them
             size = f", {row['size']} {row['counts']} an epoch"
-        row["group"] = script, row["machine"], size
+        row["group"], row["fixed"] = (script, row["machine"], size), fixed(row)
         groups[row["group"]].append(row)
     everyone = [row for rows in groups.values() for row in rows]
     machines = [*dict.fromkeys(row["machine"] for row in everyone)]
+    bases = [row for row in everyone if is_base(row)]
     where = "machine" if len(machines) > 1 or everyone[0]["who"] else "where"
     for group in sorted(groups, key=lambda group: machines.index(group[1])):
         rows = sorted(groups[group], key=lambda row: (row["gpus"], -row["speed"]))
         differs, alike = find_differences(rows)
+        here = [row for row in rows if is_base(row)]
         for row in rows:
-            row["base"], row["against"] = base, _ = find_base(row, rows)
+            row["base"], row["against"] = base, _ = find_base(row, here)
             own = {typed(name): row["options"].get(name) for name in differs}
             row["differs"] = {k: "" if v is None else v for k, v in own.items()}
             row["speedup"] = row["speed"] / base["speed"] if base else None
             row["efficiency"] = row["speedup"] / row["gpus"] if base else None
-            row["notes"] = find_notes(row, everyone)
+            row["notes"] = find_notes(row, bases, machines)
         title = f"{group[0]}.py{alike}  # {rows[0][where]}{group[2]}"
         titled[title] = rows  # it can be typed
     return titled
@@ -218,8 +220,8 @@ def tabulate(rows):
         shown = {row[name] for row in rows}
         of_class = rows[0]["who"] and name in OF_CLASS and not shown <= {"", 0, 1}
         if len(shown) > 1 or of_class:
-            columns[name.replace("ends", "slowest to fastest")] = form
-    lines = [[name.format(**rows[0]) for name in [*columns, *rows[0]["differs"]]]]
+            columns[HEADERS.get(name, name)] = form
+    lines = [[*(name.format(**rows[0]) for name in columns), *rows[0]["differs"]]]
     for row in rows:
         numbers = {n: math.nan if v is None else v for n, v in row.items()}
         cells = [form.format(**numbers) for form in columns.values()]
@@ -250,25 +252,25 @@ def plot(groups):
     """
     from matplotlib.figure import Figure
 
-    axes, lines = Figure(figsize=(7, 5)).add_subplot(), defaultdict(dict)
+    axes, lines = Figure(figsize=(7, 5)).add_subplot(), defaultdict(list)
     for title, rows in groups.items():
+        versions = len({row["version"] for row in rows})
         for row in [row for row in rows if row["base"] and row["gpus"] > 1]:
             nodes = f", {row['nodes']} nodes" * (row["nodes"] > 1)
             options = [f" {k} {v}" for k, v in row["differs"].items() if v != ""]
-            name = (
-                f"{row['script']}{nodes}, batch {row['against']}{''.join(options)}"
-            )
-            lines[title, name][row["gpus"]] = row
+            options += [f", {row['framework']} {row['version']}"] * (versions > 1)
+            name = f"{row['script']}{nodes}, batch {row['against']}"
+            lines[title, name + "".join(options)].append(row)
     for (title, name), line in lines.items():
-        ys = [row["speedup"] for row in line.values()]
+        xs, ys = ([row[key] for row in line] for key in ("gpus", "speedup"))
         label = f"{name}: "
-        label += ", ".join(f"{y:.2f} on {x}" for x, y in zip(line, ys, strict=True))
+        label += ", ".join(f"{y:.2f} on {x}" for x, y in zip(xs, ys, strict=True))
         label += f"\n{title}" * (len(groups) > 1)
         label = label.replace("$", r"\$")  # else it begins a formula
-        (drawn,) = axes.plot([1, *line], [1, *ys], "o-", label=label)
-        for x, row in line.items():
+        (drawn,) = axes.plot([1, *xs], [1, *ys], "o-", label=label)
+        for row in line:
             repeats = [speed / row["base"]["speed"] for speed in row["speeds"]]
-            dots, colour = [x] * len(repeats), drawn.get_color()
+            dots, colour = [row["gpus"]] * len(repeats), drawn.get_color()
             axes.scatter(dots, repeats, 9, color=colour, alpha=0.4)
     ends = [1, max(row["gpus"] for rows in groups.values() for row in rows)]
     axes.plot(ends, ends, "--", color="gray", label="ideal")

@@ -9,6 +9,8 @@ import io
 from html import escape
 from pathlib import Path
 
+from compare_read import printable, tell_apart
+
 from common.cli import UserError
 
 HEAD = """<!DOCTYPE html>
@@ -89,6 +91,20 @@ def image(figure):
     )
     source = base64.b64encode(data.getvalue()).decode()
     return f'<p><img alt="{said}" src="data:image/png;base64,{source}"></p>\n'
+
+
+def find_people(files, runs):
+    """Return a row of cells for each file: whose, how many runs, where, the last."""
+    rows = []
+    for file, who in zip(files, tell_apart(files), strict=True):
+        own = [run["copies"][who] for run in runs if who in run["copies"]]
+        shared = sum(who in run["copies"] and len(run["copies"]) > 1 for run in runs)
+        count = f"{len(own)}, of these also in another file: {shared}"
+        machines = "; ".join(dict.fromkeys(run["machine"] for run in own))
+        last = str(max(run["end"] for run in own)) if own else ""
+        count = count if shared else str(len(own))
+        rows.append([who or "runs", printable(file), count, machines, last])
+    return rows
 
 
 def write_page(file, sections, people, left_out):

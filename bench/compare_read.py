@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def read_runs(files, since=None, left_out=None):
 
     since: a datetime; runs that ended before it are left out. What is no run, and a
     file that cannot be read, is named and left out, and added to the list left_out.
+    A line that is there several times is one run; its "copies": {who has it: run}.
     """
-    left_out, runs = [] if left_out is None else left_out, {}
+    left_out, same = [] if left_out is None else left_out, defaultdict(list)
     for file, who in zip(files, tell_apart(files), strict=True):
         try:
             lines = Path(file).read_text("utf-8-sig", errors="replace").splitlines()
@@ -78,36 +80,45 @@ def read_runs(files, since=None, left_out=None):
         for number, line in enumerate(lines, start=1):
             try:
                 found.append((line.strip(), prepare(json.loads(line), who)))
-            except NO_RUN:
-                broken.append(number)
-        for number in broken if found else []:
-            say(f"line {number} of {file} is no whole run: left out", left_out)
+            except NO_RUN as error:
+                why = {KeyError: f"no {error}", json.JSONDecodeError: "no JSON"}
+                broken.append((number, why.get(type(error), "a value is odd")))
         if not found:
             say(f"no run in {file}: left out", left_out)
+            continue
+        for number, why in broken[:5]:
+            say(f"line {number} of {file} is no run ({why}): left out", left_out)
+        if more := len(broken[5:]):
+            say(f"and {more:,} more of {file}", left_out)
+        name_cpus([run for _, run in found])
         for line, run in found:
-            if line in runs:
-                names = dict.fromkeys(filter(None, (runs[line]["who"], who)))
-                of = f" ({' and '.join(names)})" if names else ""
-                note = f"a run is there twice{of}, and counts once"
-                runs[line]["notes"].append(note)
-            elif not since or run["end"] >= since:
-                runs[line] = run
+            if not since or run["end"] >= since:
+                same[line].append(run)
+    runs = []
+    for copies in same.values():
+        runs.append(copies[0] | {"copies": {copy["who"]: copy for copy in copies}})
+        if len(copies) > 1:
+            people = runs[-1]["copies"]
+            of = f" ({', '.join(people)})" if len(people) > 1 else ""
+            runs[-1]["notes"].append(f"there {len(copies)} times{of}, counts once")
     if not runs:
         when = f" since {since}" if since else ""
         names = ", ".join(map(str, files))
         raise UserError(f"no results in {names}{when}: run a script first")
-    return [*runs.values()]
+    return runs
 
 
-def find_people(files, runs):
-    """Return a row of cells for each file: whose, how many runs, where, the last."""
-    rows = []
-    for file, who in zip(files, tell_apart(files), strict=True):
-        own = [run for run in runs if run["who"] == who]
-        machines = "; ".join(dict.fromkeys(run["machine"] for run in own))
-        last = str(max(run["end"] for run in own)) if own else ""
-        rows.append([who or "runs", printable(file), str(len(own)), machines, last])
-    return rows
+def name_cpus(runs):
+    """Name the CPU of runs of an older version, if their file names only one."""
+    named = {run["machine"]: run for run in runs if run["cpu"]}.values()
+    for run in [run for run in runs if run["nameless"]]:
+        here = [other for other in named if other["where"] == run["where"]]
+        if len(here) == 1:
+            run |= {name: here[0][name] for name in ("cpu", "machine", "nameless")}
+
+
+def whole(number):
+    return type(number) is int and 0 < number < 2**31
 
 
 def prepare(run, who=""):
@@ -117,32 +128,37 @@ def prepare(run, who=""):
     nan. Raises one of NO_RUN if that is no run.
     """
     lacking = "seconds_per_epoch", "training_seconds", "accuracy", "peak_memory_gb"
-    texts = "script", "device", "counts", "torch", "cpu"
-    run = {"counts": "images", "nodes": 1, "torch": "", "cpu": "", "cpus": "?"} | run
+    texts = "script", "device", "counts", "version", "cpu"
+    numbers = "gpus", "nodes", "batch", "batch_per_gpu"
+    run = {name: value for name, value in run.items() if value is not None}
+    run = {"counts": "images", "nodes": 1, "cpu": "", "cpus": "?"} | run
+    run["framework"] = "tensorflow" if "tensorflow" in run else "torch"
+    run["version"] = run.get(run["framework"], "")
     run |= {name: float(run.get(name, math.nan)) for name in lacking}
     run |= {name: printable(run[name]) for name in texts}
     run["speed"] = float(run[f"{run['counts']}_per_second"])
     run["size"] = run[f"{run['counts']}_per_epoch"]
     run["end"] = datetime.fromisoformat(run["finished"][:19])  # as clocks showed it
-    whole = [run[name] for name in ("gpus", "nodes", "batch", "batch_per_gpu")]
-    if not (
-        all(isinstance(number, int) and 0 < number < 2**31 for number in whole)
-        and 0 < run["speed"] < math.inf
-        and 0 < run["size"] < math.inf
-    ):
+    real = 0 < run["speed"] < math.inf and 0 < run["size"] < math.inf
+    if not (real and all(whole(run[name]) for name in numbers)):
         raise ValueError("not what RunLog writes")
     options = {printable(name): value for name, value in run["options"].items()}
     for name, value in options.items():
         options[name] = printable(value) if isinstance(value, str) else value
-    asked, notes = options["epochs"], []
-    made = len(run.get("epoch_ends", range(asked)))
-    if made < asked:
+    asked, ends, notes = options.get("epochs"), run.get("epoch_ends"), []
+    made = len(ends) if isinstance(ends, list) else asked
+    if not whole(asked):
+        made = "?"
+        notes.append("its number of epochs is not known")
+    elif made < asked:
         notes.append(f"only {made} of {asked} epochs: stopped, or resumed")
     if share := re.search(r" \((\d+) share (\d+)\)", run["device"]):
         notes.append(f"{share[1]} processes shared {share[2]} CPU cores")
-    # Where no CPU is named, by an older version, it may be any machine of theirs.
-    cpu = f"CPU not named{f' ({who})' if who else ''}"
-    cpu = f"{run['cpus']} x {run['cpu']}" if run["cpu"] else cpu
     run["where"] = run["device"].replace(share[0] if share else "", "")
-    run["machine"] = printable(f"{run['where']}, {cpu}")
+    # With a GPU that is the machine. A CPU that is not named may be any of theirs.
+    on_cpu = run["where"].startswith("CPU core")
+    run["nameless"] = on_cpu and not run["cpu"]
+    nameless = f"CPU not named{f' ({who})' if who else ''}"
+    cpu = f"{run['cpus']} x {run['cpu']}" if run["cpu"] else nameless
+    run["machine"] = run["where"] + printable(f", {cpu}") * on_cpu
     return run | {"options": options, "who": who, "notes": notes, "epochs": made}

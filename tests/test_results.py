@@ -9,7 +9,8 @@ import time
 
 import pytest
 import torch
-from compare import compare, draw, print_table, tabulate
+from compare import compare, draw, plot, print_table, tabulate
+from compare_html import find_people
 from compare_read import find_files, prepare, read_runs, tell_apart
 from conftest import REPOSITORY, run
 
@@ -257,6 +258,19 @@ def test_lines_of_the_plot(tmp_path, monkeypatch):
     assert not axes.texts
 
 
+def test_two_versions_are_two_lines_of_the_plot():
+    old, new = {"torch": "2.8"}, {"torch": "2.15.0"}
+    runs = [result(NAME, 1, 100, **old), result(NAME, 1, 110, **new)]
+    runs += [result(f"{NAME}_multigpu", 2, 180, **of) for of in (old, old, new)]
+    groups = compare(runs)
+    (axes,) = plot(groups).axes
+    names = [text.get_text().split("GPU, ")[-1] for text in axes.get_legend().texts]
+    assert names == ["torch 2.8: 1.80 on 2", "torch 2.15.0: 1.64 on 2", "ideal"]
+    assert [len(dots.get_offsets()) for dots in axes.collections] == [2, 1]
+    lines, _ = tabulate(*groups.values())
+    assert "torch" in lines[0] and "{framework}" not in lines[0]
+
+
 def test_the_command_prints_a_table_and_draws(tmp_path):
     early, late = "2026-11-20T09:00:00+0100", "2026-11-21T09:30:00+0100"
     lines = [
@@ -294,26 +308,50 @@ def test_no_results(text, tmp_path):
 
 def test_a_broken_line_costs_that_line(tmp_path, capsys):
     good = json.dumps(result(NAME, 1, 100, raw=True))
-    lines = [good[:50] + good, good, "null", "{}", good.replace("100", "0"), "\xff"]
+    lines = [good[:50] + good, good, "null", good.replace("gpus", "cores"), "\xff"]
+    lines += [good.replace("100", "0")]
     file = tmp_path / "results.jsonl"
-    file.write_bytes("\n".join(lines).encode("latin1"))
+    file.write_bytes("\r\n".join(lines).encode("latin1"))
     assert len(read_runs([file])) == 1
-    warnings = capsys.readouterr().err.splitlines()
-    assert [line.split(" of ")[0] for line in warnings] == [
-        f"Warning: line {number}" for number in (1, 3, 4, 5, 6)
+    whys = {1: "no JSON", 3: "a value is odd", 4: "no 'gpus'", 5: "no JSON"}
+    whys[6] = "a value is odd"
+    assert capsys.readouterr().err.splitlines() == [
+        f"Warning: line {number} of {file} is no run ({why}): left out"
+        for number, why in whys.items()
     ]
+    file.write_text(good + "\n{}" * 1239)
+    read_runs([file])
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 6 and "no 'script'" in warnings[0]
+    assert warnings[5] == f"Warning: and 1,234 more of {file}"
+
+
+def test_what_a_run_lacks_costs_no_run(tmp_path, capsys):
+    runs = [result(NAME, 1, 100 + n, raw=True, epoch_ends=[1]) for n in range(3)]
+    del runs[0]["options"]["epochs"]
+    runs[1] |= {"accuracy": None, "epoch_ends": None, "torch": None}
+    runs[2]["options"]["epochs"] = 10**30
+    file = tmp_path / "results.jsonl"
+    file.write_text("\n".join(map(json.dumps, runs)))
+    found = read_runs([file])
+    unknown = ["its number of epochs is not known"]
+    assert [run["notes"] for run in found] == [unknown, [], unknown]
+    for rows in compare(found).values():
+        print_table(rows)
+    printed = capsys.readouterr()
+    assert "nan" not in printed.out and "None" not in printed.out + printed.err
 
 
 def test_plots_that_cannot_be_written_and_readers_that_leave(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_text(json.dumps(result(NAME, 1, 100, raw=True)) + "\n")
     compare = f"{sys.executable} {REPOSITORY}/bench/compare.py {file}"
-    for plot in "plot.nothing", "/dev/null/plot.png":
-        done = run(["bash", "-c", f"{compare} --plot {plot}"], tmp_path)
+    for image in "plot.nothing", "/dev/null/plot.png":
+        done = run(["bash", "-c", f"{compare} --plot {image}"], tmp_path)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, (
             done.stderr
         )
-        assert f"cannot write {plot}" in done.stderr
+        assert f"cannot write {image}" in done.stderr
     done = run(["bash", "-c", f"{compare} | head -n 1"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -338,6 +376,8 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
 
 EPYC = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 2, "torch": "2.15.0"}
 RYZEN = EPYC | {"cpu": "AMD Ryzen", "cpus": 16}
+H200 = {"device": "H200"}
+TF3 = {"device": "H200 (TensorFlow)", "tensorflow": "3", "torch": None}
 
 
 def hand_in(folder, **people):
@@ -405,7 +445,16 @@ def notes_of(row, *others, **people):
         ("torch 2.8, held against torch 2.15.0", 1.5, {}, {"torch": "2.8"}),
         ("only 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
         ("epochs: 1, held against 10", 1.5, {}, {"epochs": 1}),
+        ("epochs is not known", 1.5, {}, {"epochs": "ten"}),
         ("no CPU named", None, {}, {"cpu": ""}),
+        ("beside another CPU, AMD EPYC$", 1.5, H200, H200 | {"cpu": "Xeon"}),
+        ("", 1.5, H200, H200 | {"cpu": ""}),
+        (
+            "tensorflow 2, held against tensorflow 3",
+            1.5,
+            TF3,
+            TF3 | {"tensorflow": "2"},
+        ),
     ],
 )
 def test_what_cannot_be_compared_says_why(why, speedup, base, fields):
@@ -428,13 +477,66 @@ def test_the_same_torch_is_held_against_first():
     assert notes_of(line(f"{NAME}_multigpu", 2, 150), *runs) == ([], 1.5)
 
 
+def test_a_cpu_without_a_name_is_the_only_one_of_its_file(tmp_path):
+    old = {"cpu": "", "cpus": None}
+    mine = [line(NAME, 1, 100, **old), line(f"{NAME}_multigpu", 2, 150)]
+    mixed = [*mine, line(NAME, 1, 400, RYZEN), line(NAME, 1, 70, H200 | old)]
+    both = hand_in(tmp_path, anna=mine, ben=mixed)
+    ((one, two),) = compare(read_runs(both[:1])).values()
+    assert (one["machine"], two["speedup"]) == ("CPU core, 2 x AMD EPYC", 1.5)
+    assert not one["notes"] and one["cpu"] == "AMD EPYC"
+    machines = [run["machine"] for run in read_runs(both[1:])]
+    assert machines[0] == "CPU core, CPU not named" and machines[3] == "H200"
+
+
 def test_what_was_handed_in_twice_counts_once(tmp_path):
     mine = [line(NAME, 1, 100), line(f"{NAME}_multigpu", 2, 150)]
     files = hand_in(tmp_path, anna=mine, ben=mine, carl=[line(NAME, 1, 90)])
-    ((one, two),) = compare(read_runs(files)).values()
+    runs = read_runs(files)
+    ((one, two),) = compare(runs).values()
     assert (one["runs"], two["runs"], two["who"]) == (2, 1, "anna")
-    twice = "a run is there twice (anna and ben), and counts once"
+    twice = "there 2 times (anna, ben), counts once"
     assert two["notes"] == [twice] and one["notes"] == [f"anna: {twice}"]
+    who, _, count, machines, last = find_people(files, runs)[1]
+    assert (who, count) == ("ben", "2, of these also in another file: 2")
+    assert (machines, last) == ("CPU core, 2 x AMD EPYC", "2026-11-21 09:30:00")
+    assert find_people(files, runs)[2][2] == "1"
+
+
+@pytest.mark.parametrize(
+    "people, notes",
+    [
+        ({"anna": "xxx"}, ["there 3 times, counts once"]),
+        ({"anna": "xyx", "ben": "z"}, ["anna: there 2 times, counts once"]),
+        (
+            {"anna": "x", "ben": "x", "carl": "xx"},
+            ["there 4 times (anna, ben, carl), counts once"],
+        ),
+        ({"anna": "xy", "ben": "yx"}, ["there 2 times (anna, ben), counts once"]),
+        ({"anna": "xy", "ben": "z"}, []),
+    ],
+)
+def test_a_note_on_what_is_there_several_times(people, notes, tmp_path):
+    """A row has it once, and of whom it is true if not of all."""
+    runs = {name: line(NAME, 1, 80 + n) for n, name in enumerate("xyz")}
+    files = {who: [runs[name] for name in text] for who, text in people.items()}
+    ((row,),) = compare(read_runs(hand_in(tmp_path, **files))).values()
+    assert row["notes"] == notes and row["runs"] == len({*"".join(people.values())})
+
+
+def test_since_and_names_of_several_files(tmp_path):
+    late = "2026-11-22T09:00:00+0100"
+    lines = [line(NAME, 1, 100), line(NAME, 1, 90, finished=late)]
+    hand_in(tmp_path, **{"Åsa": lines, "李": lines[:1], "Ødegård": lines})
+    command = [sys.executable, f"{REPOSITORY}/bench/compare.py", tmp_path]
+    done = run([*command, "--since", "2026-11-22", "--html", "x.html"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "90.0" in done.stdout and "100.0" not in done.stdout
+    assert "there 2 times (Åsa, Ødegård), counts once" in done.stdout
+    people = (tmp_path / "x.html").read_text("utf-8").split("Handed in")[1]
+    rows = dict(re.findall(r'"row">(.*?)</th><td>.*?</td><td>(.*?)</td>', people))
+    one = "1, of these also in another file: 1"
+    assert rows == {"Åsa": one, "Ødegård": one, "李": "0"}
 
 
 @pytest.mark.parametrize(
@@ -468,14 +570,15 @@ def test_what_is_no_run_is_named(tmp_path, capsys):
     odd = [good | {"gpus": n} for n in (0, 2.5, "2", 10**400, None)]
     odd += [good | {"script": 3}, good | {"options": []}, [good], "[" * 9999]
     odd += [good | {"images_per_second": 10**400}, good | {"accuracy": "high"}]
-    odd += [good | {"options": {"epochs": 10**30}}]
-    files = hand_in(tmp_path, anna=[good, *odd], ben=["%PDF", "x"], carl=["", good])
+    files = hand_in(tmp_path, anna=[good], ben=["%PDF", "x"], carl=["", good])
+    for number, one in enumerate(odd):
+        files += hand_in(tmp_path / "odd" / str(number), x=[good, one])
     files += [str(tmp_path / "dora.jsonl")]
     left_out = []
     assert len(read_runs(files, left_out=left_out)) == 1
     assert len(left_out) == len(odd) + 3  # and the empty line
     assert f"no run in {files[1]}: left out" in left_out
-    assert left_out[-1].startswith(f"cannot read {files[3]}: No such file")
+    assert left_out[-1].startswith(f"cannot read {files[-1]}: No such file")
     warned = capsys.readouterr().err.splitlines()
     assert warned == [f"Warning: {text}" for text in left_out]
 
@@ -486,7 +589,7 @@ EVIL = "<script>alert(1)</script>"
 def test_the_page(tmp_path):
     """One file, which loads nothing, and in which no text of others is a tag."""
     bad = line(EVIL, 2, 50, torch=f"{EVIL}$x$", cpu=f"\x1b[31m{EVIL}")
-    bad["options"] |= {f'"{EVIL}': f"'{EVIL}\n"}
+    bad["options"] |= {f'"{EVIL}{{': f"'{EVIL}\n"}
     pair = [line(NAME, 1, 100), line(f"{NAME}_multigpu", 2, 150)]
     for one, lr in zip(pair, (1, r"$\frac$"), strict=True):  # in the plot's legend
         one["options"]["lr"] = lr

@@ -2,11 +2,14 @@
 
 import importlib
 import json
+import os
 import re
 import sys
 from argparse import Namespace
 
 import pytest
+from compare import compare
+from compare_read import prepare
 from conftest import REPOSITORY, copy_room, mistake, run
 
 reason = "no TensorFlow in this environment: type make test-all"
@@ -65,6 +68,11 @@ def test_two_devices_and_two_workers_follow_one_device(tmp_path):
         assert each["batch"] == 16
         assert each["tokens_per_epoch"] == 16 * each["options"]["sequences"]
         assert each["tokens_per_second"] > 0 and each["peak_memory_gb"] > 0.1
+        assert each["cpu"].strip() and each["cpus"] == os.cpu_count()
+    people = [prepare(alone, "anna"), prepare(both, "ben")]
+    ((base, row),) = compare(people).values()  # one machine
+    assert row["base"] is base and row["version"] == tf.__version__
+    assert base["notes"] == row["notes"] == []
 
 
 @pytest.mark.parametrize("inside", [False, True])

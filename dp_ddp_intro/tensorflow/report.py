@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 import statistics
 import sys
@@ -106,6 +107,8 @@ class Report(callbacks.Callback):
             memory = tf.config.experimental.get_memory_info("GPU:0")["peak"]
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        cpu = "".join(file.read_text() for file in Path("/proc").glob("cpuinfo"))
+        cpu = cpu.partition("model name\t: ")[2].split("\n")[0] or os.uname().machine
         self.fields |= {
             "seconds_per_epoch": seconds,
             "tokens_per_second": self.tokens / seconds,
@@ -113,6 +116,8 @@ class Report(callbacks.Callback):
             "accuracy": self.accuracy,
             "peak_memory_gb": memory / 1e9,
             "tensorflow": tf.__version__,
+            "cpu": cpu,
+            "cpus": os.cpu_count(),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         Path("logs").mkdir(exist_ok=True)
