@@ -507,7 +507,7 @@ def test_a_lesson_is_rehearsed(rehearsal, room):
     assert "Requested node configuration is not available" in lines[failed + 1]
     (log,) = [line for line in lines if line.endswith("Error: a mistake: type this")]
     assert log.startswith(f"    see {room}/slurm-") and lines[-1] == "2 of 7 failed"
-    assert re.fullmatch(r"20 students: \d+ GPU min", lines[-3])
+    assert re.fullmatch(r"20 students: at least \d+ GPU min", lines[-3])
     assert re.fullmatch(r"With 16 GPUs: \d+ min at least", lines[-2])
 
 
