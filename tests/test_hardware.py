@@ -446,7 +446,7 @@ def test_processes_of_one_node_meet_there(tmp_path):
 LAUNCH = """
 import runpy, sys, time
 sleep = time.sleep
-time.sleep = lambda seconds: sleep(2 if seconds == 10 else seconds)
+time.sleep = lambda seconds: sleep(1 if seconds in (2, 8) else seconds)
 sys.argv = ["torchrun", "--nnodes=2", "--rdzv-id=1", "--rdzv-backend=c10d",
     "--rdzv-endpoint=localhost:0", "--rdzv-conf=join_timeout=4", "none.py"]
 sys.argv[4] = f"--rdzv-endpoint=localhost:{port}"
