@@ -185,7 +185,7 @@ def build(out):
     for room, train, learn, pairs in rooms:
         title = (REPOSITORY / room / "README.md").read_text().splitlines()[0][2:]
         readme = f"{SOURCE}{room}/README.md"
-        learn = markdown.markdown(learn[0].upper() + learn[1:]).removeprefix("<p>")
+        learn = markdown.markdown(f"{learn[0].upper()}{learn[1:]}.")[3:]  # no <p>
         index.append(
             f"<h2>{title}</h2><p><a href={readme}>{room}</a>: {train}. {learn}"
             "<table><thead><tr><th scope=col>from<th scope=col>to<th scope=col>tag"
