@@ -225,6 +225,7 @@ def ranks_of(folder):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_torchrun_starts_a_killed_rank_again(rank, undisturbed, sample, tmp_path):
     room = room_in(tmp_path / "a")
@@ -241,6 +242,7 @@ def test_torchrun_starts_a_killed_rank_again(rank, undisturbed, sample, tmp_path
     assert equal(read(room)["model"], undisturbed[0]["model"])
 
 
+@pytest.mark.slow
 def test_one_that_comes_back_finds_its_own_and_is_done(sample, tmp_path):
     """Another run has saved since. A signal may come when all epochs are done."""
     room = room_in(tmp_path / "a")
