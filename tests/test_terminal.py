@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
@@ -38,6 +39,7 @@ def on_terminal(command, room, sample, stop_at=None):
     if child == 0:
         os.chdir(room)
         os.environ["DATADIR"] = str(sample)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # "&" may have had it ignored
         os.execvp(command[0], command)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
     shown = ""
