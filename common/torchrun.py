@@ -61,22 +61,23 @@ def watch(ranks, limit):
     RunLog touches "steps" while it goes on. After limit seconds the job ends.
     """
     steps, before, still, clock, said = ranks / "steps", None, 0, 0, -60
-    while True:
-        time.sleep(2)
-        clock += 2
-        now = steps.stat().st_mtime if steps.exists() else None
-        still, before = (still + 2 if now and now == before else 0), now
-        if still < limit and (still < 10 or clock - said < 60):
-            continue
-        places, said = "; ".join(where(ranks)), clock
-        if still < limit:
-            say(f"no step for {still} s: {places}")
-            continue
-        if "does not answer" not in places:
-            time.sleep(5)  # another node's may, and then its launcher names it
-        say(f"Error: no step for {still} s, the time limit: {places}")
-        signal_all(ranks, signal.SIGCONT)  # one that is stopped could not end
-        return os.kill(os.getpid(), signal.SIGTERM)
+    with suppress(FileNotFoundError):  # of the folder, when the job has ended
+        while True:
+            time.sleep(2)
+            clock += 2
+            now = steps.stat().st_mtime if steps.exists() else None
+            still, before = (still + 2 if now and now == before else 0), now
+            if still < limit and (still < 10 or clock - said < 60):
+                continue
+            places, said = "; ".join(where(ranks)), clock
+            if still < limit:
+                say(f"no step for {still} s: {places}")
+                continue
+            if "does not answer" not in places:
+                time.sleep(5)  # another node's may, and then its launcher names it
+            say(f"Error: no step for {still} s, the time limit: {places}")
+            signal_all(ranks, signal.SIGCONT)  # one that is stopped could not end
+            return os.kill(os.getpid(), signal.SIGTERM)
 
 
 def signal_all(ranks, number):
@@ -130,10 +131,9 @@ atexit.register(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 folder = TemporaryDirectory(prefix="torchrun-")  # until this process ends
 os.environ["PET_LOG_DIR"] = f"{folder.name}/logs"  # else torchrun leaves one behind
-os.environ["RANKS_TELL"] = ranks = f"{folder.name}/ranks"
-os.mkdir(ranks)
+os.environ["RANKS_TELL"] = folder.name
 limit = os.environ.get("DDP_TIMEOUT") or "540"  # env.sh has looked at it
-watched = Path(ranks), max(10, int(limit))
+watched = Path(folder.name), max(10, int(limit))
 threading.Thread(target=watch, args=watched, daemon=True).start()
 if "--standalone" not in sys.argv:
     nodes = os.environ.get("JOB_NODES", "").split()  # of common/nodes.sh

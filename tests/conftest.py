@@ -2,13 +2,15 @@
 
 import importlib
 import os
+import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -145,6 +147,20 @@ def run(command, folder, datadir="", timeout=300, **env):
         lines = [li for li in lines if not li.startswith("no step for ")]
     done.stderr = "".join(lines)
     return done
+
+
+def free_port():
+    """Return a port that is free, as the next one is.
+
+    Below 32768: those above the system also gives to each connection that begins,
+    and other tests begin many.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with suppress(OSError), socket.socket() as one, socket.socket() as next_one:
+            one.bind(("localhost", port))
+            next_one.bind(("localhost", port + 1))
+            return str(port)
 
 
 def torchrun(processes, command, folder, datadir="", **env):

@@ -5,13 +5,12 @@ It takes each process seconds to import; a server that has done so forks here.
 
 import functools
 import os
-import socket
 import sys
 from multiprocessing import forkserver, get_context
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, free_port
 
 FOLDER = REPOSITORY / "cinic_lab"
 
@@ -37,7 +36,7 @@ def main_of(room, datadir, script, options, rank, ranks, port, patch):
     if ranks:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     sys.argv = [script, *map(str, options)]
     module = __import__(script.removesuffix(".py"))
     if patch:
@@ -54,9 +53,7 @@ class Run:
 
     def __init__(self, room, datadir, script, *options, ranks=0, patch=None):
         self.room = room
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.processes = []
         for rank in range(max(1, ranks)):
             (room / f"{rank}.out").unlink(missing_ok=True)

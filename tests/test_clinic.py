@@ -3,13 +3,12 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, run, torchrun
+from conftest import REPOSITORY, copy_room, free_port, run, torchrun
 
 sys.path.append(str(REPOSITORY / "clinic"))
 import promises
@@ -269,10 +268,7 @@ def checkup(script, folder, *options, start="checkup.py"):
     """Run it in two processes, without torchrun; return what they said, and more."""
     (folder / "script.py").write_text(script)
     (folder / "helper.py").write_text("")  # both processes write its __pycache__
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    env = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    env = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, REPOSITORY / "clinic" / start]
@@ -288,7 +284,11 @@ def checkup(script, folder, *options, start="checkup.py"):
         )
         for rank in (0, 1)
     ]
-    said = [job.communicate(timeout=120)[0] for job in jobs]
+    try:
+        said = [job.communicate(timeout=120)[0] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
     file = folder / "rows.json"
     rows = json.loads(file.read_text()) if file.exists() else []
     states = {row["promise"]: row["state"] for row in rows}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import REPOSITORY, call, copy_room, load, mistake, run
+from conftest import REPOSITORY, call, copy_room, free_port, load, mistake, run
 from test_steps import Watch
 from torch._subclasses import FakeTensor, FakeTensorMode
 
@@ -456,13 +456,8 @@ runpy.run_module("common.torchrun", run_name="__main__")
 
 @pytest.mark.slow
 def test_a_node_that_does_not_come_is_named(tmp_path):
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     env = {"JOB_NODES": "localhost n2", "SLURMD_NODENAME": "localhost"}
-    code = f"port = {port}\n{LAUNCH}"
+    code = f"port = {free_port()}\n{LAUNCH}"
     done = run([sys.executable, "-c", code], REPOSITORY, timeout=60, **env)
     first, last = done.stderr.splitlines()
     assert (
@@ -470,6 +465,29 @@ def test_a_node_that_does_not_come_is_named(tmp_path):
         and "nodelist=n2" in first
     )
     assert last == "Error: not all nodes have come" and done.returncode == 1
+
+
+FOLDER_GOES = """
+import runpy, shutil, sys
+from pathlib import Path
+exists = Path.exists
+def goes(path):
+    if path.name != "steps":
+        return exists(path)
+    print("watched")
+    shutil.rmtree(path.parent)  # as when the job ends just now
+    return True
+Path.exists = goes
+sys.argv = ["torchrun", "--standalone", "show.py"]
+runpy.run_module("common.torchrun", run_name="__main__")
+"""
+
+
+def test_the_watch_ends_with_the_job(tmp_path):
+    (tmp_path / "show.py").write_text("import time; time.sleep(4)")
+    (tmp_path / "common").symlink_to(REPOSITORY / "common")
+    done = run([sys.executable, "-c", FOLDER_GOES], tmp_path, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("watched\n", "", 0)
 
 
 def test_no_site_gives_all_scripts_the_same_number_of_gpus():
