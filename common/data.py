@@ -63,8 +63,7 @@ def load_prepared(name, splits, size):
             with open(file, "rb") as whole:
                 while whole.read(1 << 24):
                     pass
-            content = torch.load(file, mmap=True, weights_only=True)
-            sets.append(InMemory(content["images"], content["labels"]))
+            sets.append(InMemory(**torch.load(file, mmap=True, weights_only=True)))
         except FileNotFoundError:
             what = f"{folder} is not prepared, it has no {file.name}: {again}"
             raise UserError(what) from None

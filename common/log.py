@@ -102,7 +102,8 @@ class RunLog:
         Meanwhile a bar moves on a terminal; elsewhere a line comes every 30 seconds.
         """
         steps, seen, said, start = steps or len(loader), 0, 0, time.perf_counter()
-        form = "{percentage:3.0f}%|{bar}| {n}/{total} steps [{elapsed}{postfix}]"
+        what = "training" if torch.is_grad_enabled() else "evaluating"
+        form = what + " {l_bar}{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
         alike = hasattr(getattr(loader, "sampler", 0), "replacement")  # shuffled
         with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
@@ -116,7 +117,7 @@ class RunLog:
                 bar.update()
                 if bar.disable and took - said > 30:
                     said = took
-                    self.print(f"{step} of {steps} steps, {speed}")
+                    self.print(f"{what}: {step} of {steps} steps, {speed}")
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.

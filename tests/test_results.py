@@ -78,8 +78,13 @@ def test_in_a_log_file_a_line_comes_every_30_seconds(tmp_path, monkeypatch, caps
     loader = Slow((torch.zeros(5, 3), torch.zeros(5)) for _ in range(9))
     assert [*log.bar(loader)] == loader
     assert [*log.bar(loader, 2)] == loader[:2]
-    lines = "4 of 9 steps, 1.2 images/s", "8 of 9 steps, 1.2 images/s", ""
-    assert capsys.readouterr().out == "\n".join(lines)
+    lines = "4 of 9 steps, 1.2 images/s", "8 of 9 steps, 1.2 images/s"
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"training: {line}" for line in lines]
+    with torch.no_grad():
+        assert [*log.bar(loader)] == loader
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"evaluating: {line}" for line in lines]
     silent = RunLog(args(), CPU, world_size=2, enabled=False)
     assert [*silent.bar(loader)] == loader and silent.batch == 10
     assert capsys.readouterr() == ("", "")
