@@ -32,6 +32,11 @@ MARKS = {
 FENCE = re.compile(
     r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$", re.M | re.S
 )
+SHORTER = {
+    "--sequences 2048 --epochs 3": "--sequences 128",
+    "--sequences 256": "--sequences 128",
+    "--batch-size 2 ": "--batch-size 16 ",
+}
 COMMAND = re.compile(
     r"^    +(cd|source|python \S+py|sbatch|bash|export|make|sudo|ssh|srun)\b", re.M
 )
@@ -130,12 +135,17 @@ def test_commands_work_as_typed(file, copy, sample, tmp_path):
         shutil.rmtree(
             copy / "data/sample/CINIC"
         )  # its runs are stopped in the middle
+    # CINIC's first run is stopped while it trains, and so needs all its epochs.
+    first = "sbatch run.sh cinic.py $SMALL --resume" if "cinic" in file else "SMALL="
     for number, command in enumerate(typed):
-        script += f"start=$EPOCHREALTIME\n{without_slurm(command)}\n"
-        if brief and command.startswith("SMALL=") and "cinic" not in file:
+        text = without_slurm(command)
+        for long, short in SHORTER.items() if brief else ():
+            text = text.replace(long, short)
+        script += f"start=$EPOCHREALTIME\n{text}\n"
+        script += f'echo {number} $PIPESTATUS $start $EPOCHREALTIME >> "{times}"\n'
+        if brief and command.startswith(first):
             less = " --sequences 128" if "intro" in file else ""
             script += f'SMALL+=" --epochs 1{less}"\n'
-        script += f'echo {number} $PIPESTATUS $start $EPOCHREALTIME >> "{times}"\n'
     env = {
         k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "TERM", "USER")
     }
