@@ -36,6 +36,7 @@ SHORTER = {
     "--sequences 2048 --epochs 3": "--sequences 128",
     "--sequences 256": "--sequences 128",
     "--batch-size 2 ": "--batch-size 16 ",
+    "measure_bubble.py": "measure_bubble.py --width 64 --length 32",
 }
 COMMAND = re.compile(
     r"^    +(cd|source|python \S+py|sbatch|bash|export|make|sudo|ssh|srun)\b", re.M
