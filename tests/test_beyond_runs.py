@@ -103,6 +103,7 @@ def test_saved_on_2_loaded_on(ranks, saved, room, tmp_path):
         assert len(rank["losses"]) == 1 and rank["losses"][0] < losses[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_saves(room):
     """The checkpoint before is whole; who names the half one is told of it."""
     before = {*room.glob("logs/fsdp_checkpoint-*")}
@@ -210,6 +211,7 @@ def test_a_mistake_ends_all_processes_with_a_line(room):
     assert {*room.glob("logs/pipeline-*")} == before
 
 
+@pytest.mark.slow
 def test_in_16_bits_it_learns_and_half_the_bytes_are_gathered(room):
     command = ["beyond_ddp/fsdp.py", *TINY, "--epochs=3", "--sequences=256"]
     for full, half in spied(room, *command, "/", *command, "--bf16"):

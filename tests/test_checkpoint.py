@@ -62,7 +62,7 @@ def kill_in(run, line):
 
 @pytest.mark.parametrize(
     "script, ranks",
-    [pytest.param("cinic.py", 0, marks=pytest.mark.slow), ("cinic_ddp.py", 2)],
+    [("cinic.py", 0), pytest.param("cinic_ddp.py", 2, marks=pytest.mark.slow)],
 )
 def test_killed_and_resumed(script, ranks, room, sample, tmp_path):
     (tmp_path / "other").mkdir()

@@ -149,6 +149,7 @@ def test_ddp_writes_a_trace_for_each_rank(room, sample):
     assert (one["gpus"], two["gpus"]) == (1, 2) and two["speedup"] > 0
 
 
+@pytest.mark.slow
 def test_ddp_prints_its_all_reduces(room, sample):
     command = ["bash", "run_ddp_cifar100.sh", *QUICK, "--epochs", "1"]
     done = run([*command, "--steps", "9"], room, sample)

@@ -51,14 +51,18 @@ def constant_parts(node, names):
     return "..."
 
 
+@cache
+def assignments(function):
+    return [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+
+
 def assigned(function, line):
     """Return {variable: expression} of a function, as it is at this line."""
     names = {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and node.lineno < line:
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    names[target.id] = node.value
+    for node in assignments(function):
+        for target in node.targets if node.lineno < line else ():
+            if isinstance(target, ast.Name):
+                names[target.id] = node.value
     return names
 
 

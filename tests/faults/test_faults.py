@@ -346,6 +346,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, sample):
     assert re.fullmatch(r"Error: the loss is (nan|inf): type a .*\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_two_jobs_in_one_folder(tmp_path, sample):
     """Each has a result and checkpoints of its own; the links lead to the last."""
     room = copy_room("cinic_lab", tmp_path)
