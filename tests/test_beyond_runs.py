@@ -148,6 +148,7 @@ def test_no_checkpoint_there(tmp_path, monkeypatch):
             reading(name, 1, None).__enter__()
 
 
+@pytest.mark.slow
 def test_a_pipeline_does_what_is_drawn(room, monkeypatch):
     """On 4 GPUs: in which order each computes, and how much it holds at once."""
     monkeypatch.syspath_prepend(HERE)

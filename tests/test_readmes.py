@@ -35,8 +35,6 @@ FENCE = re.compile(
 SHORTER = {
     "--sequences 2048 --epochs 3": "--sequences 128",
     "--sequences 256": "--sequences 128",
-    "--batch-size 2 ": "--batch-size 16 ",
-    "measure_bubble.py": "measure_bubble.py --width 64 --length 32",
 }
 COMMAND = re.compile(
     r"^    +(cd|source|python \S+py|sbatch|bash|export|make|sudo|ssh|srun)\b", re.M
@@ -142,6 +140,8 @@ def test_commands_work_as_typed(file, copy, sample, tmp_path):
         text = without_slurm(command)
         for long, short in SHORTER.items() if brief else ():
             text = text.replace(long, short)
+        if brief and "$SMALLER" in text:  # the longest by far: a tenth for it, too
+            text = f'DATADIR="{sample}" {text}'
         script += f"start=$EPOCHREALTIME\n{text}\n"
         script += f'echo {number} $PIPESTATUS $start $EPOCHREALTIME >> "{times}"\n'
         if brief and command.startswith(first):

@@ -198,7 +198,6 @@ def await_text(file, text, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
     room = room_in(tmp_path / "a")
     command = ["bash", "run-requeue.sh", SCRIPT, *OPTIONS]
