@@ -23,12 +23,11 @@ from measure import HEAD, line
 
 from common.cli import OptionParser, at_least
 from common.data import REPOSITORY, SAMPLES, data_root
-from common.device import get_device
+from common.device import find_gpus
 from common.prepare import find_images
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
-GPUS = torch.accelerator.device_count()
 TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
 # The image files that the plain way of an exercise reads, besides what it needs.
 IMAGES = {
@@ -39,8 +38,9 @@ IMAGES = {
 
 def processor():
     """Return the name of the GPU, or else of the CPU and what it can do."""
-    if (device := get_device()).type != "cpu":
-        return torch.get_device_module(device).get_device_name(device)
+    kind, gpus, _ = find_gpus()
+    if gpus:  # asked without taking memory of it: this process measures nothing
+        return torch.get_device_module(kind).get_device_name(0)
     names = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
     return f"{names[0]}, {torch.backends.cpu.get_cpu_capability()}"
 
@@ -59,11 +59,16 @@ def data_for(exercise):
     return SAMPLES, True
 
 
-def rows_of(exercise, root, drawn, repeats):
+def result_file():
+    """Return the file for this processor's results."""
+    return RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
+
+
+def rows_of(exercise, root, drawn, *, repeats, seconds):
     """Yield the rows of an exercise as they are measured; raise if that fails."""
-    command = [f"{exercise}.py", str(repeats)]
+    command = [f"{exercise}.py", str(repeats), str(seconds)]
     launches = [[sys.executable, *command]]
-    if GPUS != 1:  # two GPUs, or two CPU cores
+    if find_gpus()[1] != 1:  # two GPUs, or two CPU cores
         launches.append([*TORCHRUN, "--nproc-per-node=2", *command])
     for launch in launches:
         env = {**os.environ, "DATADIR": str(root)}
@@ -81,7 +86,10 @@ def checked():
     """Return what check.py finds out of the machine's GPUs, or of two CPU cores."""
     print("Checking the machine by check.py: up to two minutes\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        file, processes = Path(folder, "check.json"), f"--nproc-per-node={GPUS or 2}"
+        file, processes = (
+            Path(folder, "check.json"),
+            f"--nproc-per-node={find_gpus()[1] or 2}",
+        )
         command = [*TORCHRUN, processes, "check.py", "--to", file]
         subprocess.run(command, cwd=BENCH)
         found = json.loads(file.read_text()) if file.exists() else {}
@@ -113,10 +121,11 @@ def main():
     parser = OptionParser(__doc__)
     add, text = parser.add_argument, "default: all; may be given several times"
     add("--repeats", type=at_least(1), default=5, help="in turns")
+    add("--seconds", type=float, default=2.0, help="of each repeat, about")
     add("--only", action="append", choices=NEEDS, metavar="EXERCISE", help=text)
     args = parser.parse_args()
-    file = RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
-    results, names = load(file), args.only or list(NEEDS)
+    file, names = result_file(), args.only or list(NEEDS)
+    results = load(file)
     results["check"] = checked()
     data = {name: data_for(name) for name in names}
     others = [load(other) for other in RESULTS.glob("*.json")]
@@ -133,7 +142,9 @@ def main():
             "rows": rows,
         }
         try:
-            for row in rows_of(name, root, drawn, args.repeats):
+            for row in rows_of(
+                name, root, drawn, repeats=args.repeats, seconds=args.seconds
+            ):
                 rows.append(row)
                 print(line(row), flush=True)
                 # Until all rows are there: how long it took the last time.

@@ -9,7 +9,7 @@ from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, make_loader
-from common.device import get_device, get_ranks, pick_dtype
+from common.device import find_gpus, get_device, get_ranks, pick_dtype
 from common.log import RunLog
 
 sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
@@ -18,8 +18,8 @@ import train_ddp_cifar100 as ddp
 
 from dataset import cifar100
 
-GPU = torch.accelerator.is_available()
-ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPU else ("resnet18", 64, 32)
+GPUS = find_gpus()[1]
+ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPUS else ("resnet18", 64, 32)
 PLAIN_STEPS = 2
 
 
@@ -40,6 +40,8 @@ def make(device, dtype=None):
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.01, momentum=0.9, fused=True
     )
+    for p in model.parameters():  # or undefined if the scaler skips the first step
+        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     return model, optimizer, scaler
 
@@ -53,9 +55,8 @@ def train(module, device, loader, model, *optimizer_and_scaler):
 def input_only(repeats):
     """Yield the rows of the loader alone, on one core."""
     train_set, _ = cifar100()
-    loader = make_loader(
-        train_set, plain_cifar.BATCH, torch.device("cpu"), None, True
-    )
+    cpu = torch.device("cpu")
+    loader = make_loader(train_set, plain_cifar.BATCH, cpu, shuffle=True)
     resize = script.Classifier("resnet18", plain_cifar.SIZE, None)
     resize.resnet = torch.nn.Identity()
     plain_loader = plain_cifar.make_loader()
@@ -100,7 +101,7 @@ def single(repeats):
             lambda n, made=made: train(script, device, [batch] * n, *made)
         )
         some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
-        loader = make_loader(train_set, BATCH, device, some)
+        loader = make_loader(train_set, BATCH, device, sampler=some)
         for case, batches in (("ceiling", [batch] * steps), ("script", loader)):
 
             def case_train(made=made, batches=batches):

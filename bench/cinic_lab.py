@@ -33,6 +33,10 @@ class Setup:
         self.model = model.to(device, memory_format=torch.channels_last)
         self.model.amp = device.type, dtype, bool(dtype)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9, fused=True)
+        for p in (
+            self.model.parameters()
+        ):  # or undefined if the scaler skips the first step
+            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
         self.state = State(self.model, optimizer, scheduler, device)
         fp16 = dtype == torch.float16
@@ -80,7 +84,7 @@ def single(repeats):
     batch = images.to(device), labels.to(device)
     steps = steps_for(lambda steps: own.train([batch] * steps))
     some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
-    some_loader = make_loader(train_set, BATCH, device, some)
+    some_loader = make_loader(train_set, BATCH, device, sampler=some)
 
     def own_train(loader):
         own.train(loader)

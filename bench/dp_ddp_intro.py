@@ -8,7 +8,7 @@ from measure import against_one, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, make_loader
-from common.device import get_device, get_ranks
+from common.device import find_gpus, get_device, get_ranks
 
 sys.path.insert(0, str(REPOSITORY / "dp_ddp_intro"))
 import ddp
@@ -21,7 +21,7 @@ sys.path.pop(0)  # or its folder tensorflow passes for TensorFlow
 
 BATCH, LENGTH = 16, 256  # as in the scripts
 SMALL = {"layers": 2, "width": 128, "heads": 4}
-OPTIONS = {} if torch.accelerator.is_available() else SMALL
+OPTIONS = {} if find_gpus()[1] else SMALL
 
 
 def make(device):

@@ -93,7 +93,7 @@ def of_backbone(backbone, repeats):
     steps = steps_for(lambda steps: own.train([batch] * steps))
     some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
     few = some[: 8 * BATCH]
-    loader = make_loader(train_set, BATCH, device, some)
+    loader = make_loader(train_set, BATCH, device, sampler=some)
     plain_loader = plain.make_loader(folder, few, BATCH)
 
     def ceiling():

@@ -14,12 +14,11 @@ from tqdm import trange
 
 from common.device import get_device, get_ranks
 
-SECONDS = 2.0  # about how long one repeat of a case takes
-
 
 def main(single, scaling):
     """Print the rows of an exercise, each when it is measured, as JSON.
 
+    Options: how many repeats, and about how many seconds each takes.
     single(repeats) and scaling(repeats) yield those of one process, and of several
     that torchrun started.
     """
@@ -38,20 +37,20 @@ def main(single, scaling):
 
 
 def steps_for(train, most=10**6):
-    """Return how many steps take about SECONDS; train(steps) does them, and waits.
+    """Return how many steps fill a repeat; train(steps) does them, and waits.
 
     Of several processes rank 0 alone tries it, and tells the others.
     """
-    steps, seconds = 1, 0.0
+    steps, seconds, repeat = 1, 0.0, float(sys.argv[2])
     if "RANK" not in os.environ or dist.get_rank() == 0:
         train(1)  # for what is slow only at first
         # A step of a GPU is too short to be timed.
-        while seconds < SECONDS / 10 and steps <= most:
+        while seconds < repeat / 10 and steps <= most:
             start = time.perf_counter()
             train(steps)
             seconds = time.perf_counter() - start
             steps *= 2
-        steps = min(most, max(1, round(steps / 2 * SECONDS / seconds)))
+        steps = min(most, max(1, round(steps / 2 * repeat / seconds)))
     if "RANK" in os.environ:
         told = [steps]
         dist.broadcast_object_list(told, 0)
@@ -98,7 +97,11 @@ def as_it_comes(program, *arguments):
     try:
         yield case
     finally:
-        child.communicate()
+        child.stdin.close()
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:  # somebody else holds its pipe open
+            child.kill()
 
 
 def row(script, what, speeds, against=None, goal=None):
@@ -125,7 +128,7 @@ def against_one(name, batch, alone, together, repeats):
     def apart(size, ranks):
         if rank < ranks:
             alone(size, steps)
-        dist.barrier()
+        dist.all_gather_object([None] * processes, None)  # all wait for the slowest
         return steps * size * ranks
 
     def all_of_them(size):

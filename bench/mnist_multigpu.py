@@ -63,7 +63,7 @@ def single(repeats):
     steps = steps_for(lambda steps: own_train(Batches([batch] * steps)))
     few = steps_for(plainly, most=len(plain_loader))
     some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
-    loader = make_loader(train_set, BATCH, device, some)
+    loader = make_loader(train_set, BATCH, device, sampler=some)
     cases = {
         "ceiling": lambda: own_train(Batches([batch] * steps)),
         "script": lambda: own_train(loader),

@@ -36,8 +36,7 @@ HIDDEN = {"", "-1"} & {NVIDIA, AMD, os.environ.get("HIP_VISIBLE_DEVICES")}
 TOOLS = [
     (
         "nvidia-smi --format=csv,nounits"
-        " --query-gpu=index,utilization.gpu,memory.used,power.draw"
-        + (f" --id={NVIDIA}" if NVIDIA else ""),
+        " --query-gpu=index,utilization.gpu,memory.used,power.draw",
         ("utilization.gpu", "memory.used", "power.draw"),
         2**20 / 1e9,
     ),
@@ -84,6 +83,10 @@ def ask(command, heads, unit):
                 number(power),
             )
         )
+    # nvidia-smi refuses a list with a GPU that is not there, and so shows all.
+    chosen = {f"GPU {number}" for number in (NVIDIA or "").split(",")}
+    if command.startswith("nvidia-smi") and chosen & {row[0] for row in rows}:
+        rows = [row for row in rows if row[0] in chosen]
     return rows
 
 

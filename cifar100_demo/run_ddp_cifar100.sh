@@ -10,7 +10,7 @@
 #     bash run_ddp_cifar100.sh [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 [[ -f train_cifar100.py ]] || { echo "Error: type cd cifar100_demo first" >&2; exit 2; }
 [[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh

@@ -118,7 +118,7 @@ def main():
     model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     sampler = RandomSampler(train_set)
     train_loader = make_loader(
-        train_set, batch_size, device, sampler, workers=workers
+        train_set, batch_size, device, sampler=sampler, workers=workers
     )
     val_loader = make_loader(val_set, batch_size, device, workers=workers)
     args.steps = min(args.steps or len(train_loader), len(train_loader))

@@ -127,7 +127,7 @@ def main():
     batch_size, workers = args.batch_size, args.workers
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: its own images
     train_loader = make_loader(
-        train_set, batch_size, device, sampler, workers=workers
+        train_set, batch_size, device, sampler=sampler, workers=workers
     )
     val_loader = make_loader(val_set, batch_size, device, workers=workers)
     args.steps = min(args.steps or len(train_loader), len(train_loader))

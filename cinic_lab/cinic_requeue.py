@@ -139,7 +139,7 @@ def main():
 
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: 1/N of the images
-    loader = make_loader(train_set, batch_size, device, sampler)
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: its own images
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(

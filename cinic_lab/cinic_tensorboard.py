@@ -122,7 +122,7 @@ def main():
 
     batch_size = args.batch_size
     sampler = torch.utils.data.RandomSampler(train_set)
-    loader = make_loader(train_set, batch_size, device, sampler)
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True

@@ -34,6 +34,8 @@ def train(script, arch, batch_size, device, dtype):
     optimizer = torch.optim.SGD(
         model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=True
     )
+    for p in model.parameters():  # or undefined if the scaler skips the first step
+        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     state = State(model, optimizer, scheduler, device)
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)

@@ -13,7 +13,7 @@
 #     bash run-requeue.sh cinic_requeue.py [OPTIONS]     without Slurm: kill -USR1 stops it
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 [[ -f cinic.py ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
 [[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh

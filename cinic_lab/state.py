@@ -69,8 +69,8 @@ class State:
         content["random"] = all_ranks(random_states(self.device))
         if rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
+            save(content, *(self.folder / file for file in files))
             for file in files:
-                save(content, self.folder / file)
                 link_to(self.folder / file, file)
 
     def resume(self, file):
@@ -147,7 +147,7 @@ class State:
         self.so_far = so_far
         self.write([self.LATEST])
         rank0_print(f"Stopped, and saved in {self.LATEST}")
-        dist.barrier()  # when the first one leaves, torchrun ends the others
+        all_ranks(None)  # when the first one leaves, torchrun ends the others
         dist.destroy_process_group()
         sys.exit(REQUEUE)
 
@@ -160,7 +160,7 @@ class State:
         if any(all_ranks(again)) and rank() == 0:
             files = Path("logs").glob(f"*/{self.LATEST}")
             for file in sorted(files, key=os.path.getmtime, reverse=True):
-                content = torch.load(file, mmap=True, weights_only=True)
+                content = torch.load(file, "cpu", mmap=True, weights_only=True)
                 if content.get("run") == RUN:
                     link_to(file, self.LATEST)  # others may have saved since
                     its_own = True

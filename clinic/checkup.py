@@ -134,7 +134,7 @@ def report(came_to_end):
         me.epochs.append(new)
     me.reads = {line: len(b & now.trained) for line, b in me.reads.items()}
     me.trained, me.steps, me.came_to_end = len(now.trained), now.steps, came_to_end
-    hangs = now.ended in ("", "failed") and "cpu" not in (me.device or "cpu")
+    hangs = now.ended in ("", "failed") and me.device not in (None, "cpu")
     for part in (me.start, me.grads, me.weights):  # a GPU that waits cannot be read
         part[:] = [] if hangs else [step.tolist() for step in part]
     inodes = {f: os.stat(f).st_ino for f in me.files if os.path.exists(f)}

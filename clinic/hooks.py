@@ -33,7 +33,8 @@ READ = ["item", "tolist", "cpu", "numpy"]
 READ += ["__float__", "__int__", "__bool__", "__format__"]
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 HERE = os.path.dirname(os.path.abspath(__file__))
-OWN = [f"{HERE}/{name}.py" for name in ("checkup", "hooks", "promises")]
+OWN = [f"{HERE}/{name}.py" for name in ("hooks", "promises")]
+OWN.append(sys.modules["__main__"].__file__)  # checkup.py, as it was typed
 PATHS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 PATHS.append(os.path.dirname(os.path.dirname(torch.__file__)))
 LIBRARIES = ("<", *OWN, *(f"{path}/" for path in PATHS))
@@ -179,6 +180,8 @@ def sums(tensors, device="cpu"):
         found.append(t.sum(dtype=t.dtype))
     if len({t.dtype for t in found}) > 1:
         found = [t.long() for t in found]
+    # A model may be spread over several GPUs.
+    found = [t.to(found[0].device, non_blocking=True) for t in found]
     return torch.stack(found) if found else torch.zeros(0)
 
 
@@ -196,10 +199,12 @@ def before_step(optimizer, args, kwargs):
     device = every[0].device if every else torch.device("cpu")
     if not me.start:
         me.start, me.device = [sums(every)], "cpu"
-        if device.type != "cpu":
+        if device.type == "cuda":  # a process may see it by another number
+            its = torch.cuda.get_device_properties(device)
+            gpu = f"{its.uuid} {its.pci_domain_id}:{its.pci_bus_id}"
+            me.device = f"{os.uname().nodename} {gpu}"
+        elif device.type != "cpu":
             me.device = f"{os.uname().nodename} {device}"
-        if device.type == "cuda":
-            me.device = str(torch.cuda.get_device_properties(device).uuid)
     if now.epoch:
         now.epoch.steps += 1
         if now.epoch.batches < now.epoch.most:  # after the last one may be read
@@ -230,7 +235,7 @@ def read(result, every):
     if not epoch or caller.startswith(LIBRARIES):
         return
     computed = tensor.requires_grad or now.forward == now.batch
-    if tensor.device.type != "cpu" or (computed and "cpu" in (me.device or "cpu")):
+    if tensor.device.type != "cpu" or (computed and me.device in (None, "cpu")):
         me.reads[here()].add(now.batch)
     if isinstance(result, float | list) and not now.merged:
         where = here(), epoch.key * (not epoch.steps)

@@ -1,6 +1,7 @@
 """Files that are whole or not there: a run that is killed leaves no half of one."""
 
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -14,15 +15,26 @@ def can_write(file):
         raise UserError(f"cannot write {file}: make its folder writable")
 
 
-def save(state, file):
-    """Save what torch.load() reads, under a temporary name until it is complete."""
-    part = Path(f"{file}.{os.getpid()}.part")
+def save(state, *files):
+    """Save what torch.load() reads to each of these files, in this order.
+
+    They have temporary names until all are complete.
+    """
+    parts = [Path(f"{file}.{os.getpid()}.part") for file in files]
     try:
-        torch.save(state, part)
-        part.replace(file)
-        for old in part.parent.glob(f"{Path(file).name}.*.part"):  # of killed saves
-            if os.stat(file).st_mtime > old.stat().st_mtime + 600:
-                old.unlink(missing_ok=True)
+        torch.save(state, parts[0])
+        for part in parts[1:]:
+            shutil.copyfile(parts[0], part)
+        for part, file in zip(parts, files, strict=True):
+            part.replace(file)
+            for old in part.parent.glob(
+                f"{Path(file).name}.*.part"
+            ):  # of killed saves
+                if os.stat(file).st_mtime > old.stat().st_mtime + 600:
+                    old.unlink(missing_ok=True)
     except (OSError, RuntimeError) as e:
-        part.unlink(missing_ok=True)
-        raise UserError(f"cannot save {file}: disk full? make room ({e})") from None
+        for part in parts:
+            part.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot save {files[0]}: disk full? make room ({e})"
+        ) from None

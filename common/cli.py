@@ -11,6 +11,10 @@ import time
 
 # Of others' errors: words (a regular expression), what is wrong and what to do.
 KNOWN = {
+    "/dev/shm/nccl": "no shared memory is left for NCCL: start the container with "
+    "--shm-size=1g, or type `export NCCL_SHM_DISABLE=1`",
+    "no kernel image": "PyTorch has no code for this GPU: type `TORCH=cu126 make "
+    "venv`, or see docs/CLUSTER.md#which-pytorch",
     "</torch_|shared memory": "no shared memory is left: type --workers 0",
     "No space left|quota exceeded": "the disk is full: make room",
     "out of memory|t allocate memory": "out of memory: type a smaller --batch-size",

@@ -63,7 +63,8 @@ def load_prepared(name, splits, size):
             with open(file, "rb") as whole:
                 while whole.read(1 << 24):
                     pass
-            sets.append(InMemory(**torch.load(file, mmap=True, weights_only=True)))
+            content = torch.load(file, "cpu", mmap=True, weights_only=True)
+            sets.append(InMemory(**content))
         except FileNotFoundError:
             what = f"{folder} is not prepared, it has no {file.name}: {again}"
             raise UserError(what) from None
@@ -75,7 +76,7 @@ def load_prepared(name, splits, size):
     return sets
 
 
-def make_loader(dataset, batch_size, device, sampler=None, workers=0, **options):
+def make_loader(dataset, batch_size, device, *, sampler=None, workers=0, **options):
     """Return a DataLoader of batches (images, labels) from a set with __getitems__.
 
     workers: processes that pick batches. As a rule none: to hand one over takes

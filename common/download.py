@@ -29,7 +29,7 @@ def download_options(doc):
     return parser
 
 
-def fetch(url, file, checksum="", algorithm="md5"):
+def fetch(url, file, checksum="", *, algorithm="md5"):
     """Download url to this file, going on where an earlier call broke off.
 
     checksum: what it begins with, by an algorithm of hashlib. Raises UserError, and
@@ -87,7 +87,9 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
         if not os.access(target, os.W_OK):
             what = f"cannot write in {target}: type `export DATADIR=FOLDER`, a"
             raise UserError(f"{what} folder of your own, and add --from {source}")
-        wrote = prepare(source, target, splits, classes, size, args.skip_bad)
+        wrote = prepare(
+            source, target, splits, classes, size, skip_bad=args.skip_bad
+        )
     except OSError as error:
         what = remedy(error, "choose another --from, or another DATADIR")
         where = error.filename or target

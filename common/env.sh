@@ -2,7 +2,7 @@
 # starts a Python with PyTorch (in your shell, `python`), and whatever else
 # common/sites/NAME.sh says. With FRAMEWORK=tensorflow it is a Python with TensorFlow.
 # NAME: $SITE, else the name of the Slurm cluster, else venv. It never exits your shell.
-common=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+common=$(CDPATH= cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # A job is told the name of its cluster; on a login node it is in Slurm's configuration.
 conf=${SLURM_CONF:-/etc/slurm/slurm.conf}
 name='s/^ *ClusterName *= *\([^ #]*\).*/\1/Ip'
@@ -12,10 +12,19 @@ if [[ ! -f $common/sites/$site.sh && ! ${SITE:-} ]]; then
     site=venv
 fi
 if [[ ! -f $common/sites/$site.sh ]]; then
-    sites=$(cd "$common/sites" && echo *.sh)
+    sites=$(CDPATH= cd "$common/sites" && echo *.sh)
     echo "Error: no common/sites/$site.sh: set SITE to one of ${sites//.sh/}" >&2
     return 2
 fi
+visible_gpus() { # as the variables name them: a job's log tells which these were
+    local named=${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-all}}}
+    if has_driver; then echo "$named"; else echo none; fi
+}
+has_driver() { # and no variable hides the GPUs; to ask PyTorch takes some seconds
+    local named=${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-all}}}
+    [[ ! $named =~ ^(-1)?$ ]] &&
+        { compgen -G '/dev/nvidia[0-9]*' || compgen -G /dev/kfd || compgen -G /dev/dxg; } > /dev/null
+}
 need_account() { # of a site whose DATADIR is a project's: sets account, or says what to type
     account=${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:-}}
     if [[ ! $account && ! ${DATADIR:-} ]]; then
@@ -29,6 +38,22 @@ framework=${FRAMEWORK:-torch}
 source "$common/sites/$site.sh" || return 2
 if [[ ${#PYTHON[@]} == 1 && $PYTHON == *\ * ]]; then
     echo "Error: PYTHON is one word in common/sites/$site.sh: write PYTHON=($PYTHON)" >&2
+    return 2
+fi
+if [[ ! ${GPUS:-1} =~ ^[1-9][0-9]*$ ]]; then
+    echo "Error: GPUS=$GPUS: type a number, such as GPUS=4" >&2
+    return 2
+fi
+if [[ ! ${SLURM_GPUS_ON_NODE:-1} =~ ^[1-9][0-9]*$ ]]; then
+    echo "Error: SLURM_GPUS_ON_NODE=$SLURM_GPUS_ON_NODE is no number: type" \
+        "\`unset SLURM_GPUS_ON_NODE\`" >&2
+    return 2
+fi
+# A job that does no step for so many seconds is ended by common.torchrun. PyTorch would do so
+# after 30 minutes, with any backend: no script names one (PyTorch's 10 minutes are for "nccl").
+export DDP_TIMEOUT=${DDP_TIMEOUT:-540}
+if [[ ! $DDP_TIMEOUT =~ ^[1-9][0-9]*$ ]]; then
+    echo "Error: DDP_TIMEOUT=$DDP_TIMEOUT: type a number of seconds, such as DDP_TIMEOUT=600" >&2
     return 2
 fi
 if [[ $- == *i* ]]; then # you type python; a script that did would not learn its number, $!
@@ -71,15 +96,6 @@ export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2} TF_ENABLE_ONEDNN_OPTS=0
 # torch.profiler: no messages of its own; one is an ERROR that there is no GPU.
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6}
 unset PYTHONSAFEPATH # or a script would not find the folder common beside it
-if [[ ! ${GPUS:-1} =~ ^[1-9][0-9]*$ ]]; then
-    echo "Error: GPUS=$GPUS: type a number, such as GPUS=4" >&2
-    return 2
-fi
-if [[ ! ${SLURM_GPUS_ON_NODE:-1} =~ ^[1-9][0-9]*$ ]]; then
-    echo "Error: SLURM_GPUS_ON_NODE=$SLURM_GPUS_ON_NODE is no number: type" \
-        "\`unset SLURM_GPUS_ON_NODE\`" >&2
-    return 2
-fi
 # One thread a process: a GPU needs no more, and without GPUs one core plays one GPU.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
@@ -95,13 +111,17 @@ need_script() {
 # GPUS=4 in front of bash, else N. Outside of Slurm, if these are more than there are GPUs
 # here, use CPU cores instead.
 gpus() {
-    local count='import torch; print(torch.accelerator.device_count())'
     GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
-    if has_driver && [[ ! ${SLURM_JOB_ID:-} ]] &&
-        (($("${PYTHON[@]}" -c "$count") < GPUS * ${2:-1})); then
-        echo "Fewer GPUs here than $((GPUS * ${2:-1})): CPU cores play them" >&2
-        export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
-        for_cpus
+    local wanted=$((GPUS * ${2:-1})) here advice=""
+    if has_driver && [[ ! ${SLURM_JOB_ID:-} ]]; then
+        here=$("${PYTHON[@]}" -m common.device)
+        if ((here < wanted)); then
+            ((here != 1 || ${2:-1} > 1)) || advice=", or put GPUS=1 in front to use the GPU"
+            echo "GPUs here: $here, wanted: $wanted. This runs on CPU cores, and takes long" \
+                "without the small options of the README: add these$advice" >&2
+            export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
+            for_cpus
+        fi
     fi
 }
 
@@ -116,24 +136,6 @@ pick_gpus() {
     [[ ! -v HIP_VISIBLE_DEVICES ]] || HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES
 }
 
-visible_gpus() { # as a job's log names them
-    local seen=${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-all}}}
-    if ! has_driver || [[ $seen =~ ^(-1)?$ ]]; then seen=none; fi
-    echo "$seen"
-}
-
-has_driver() { # without one there is no GPU to count, which would take some seconds
-    compgen -G '/dev/nvidia[0-9]*' > /dev/null || [[ -e /dev/kfd || -e /dev/dxg ]]
-}
-
-# A job that does no step for so many seconds is ended by common.torchrun: somewhat before
-# PyTorch's own limit, 10 minutes with NCCL and 30 with Gloo, which names nobody.
-if has_driver; then limit=540; else limit=1700; fi
-export DDP_TIMEOUT=${DDP_TIMEOUT:-$limit}
-if [[ ! $DDP_TIMEOUT =~ ^[1-9][0-9]*$ ]]; then
-    echo "Error: DDP_TIMEOUT=$DDP_TIMEOUT: type a number of seconds, such as DDP_TIMEOUT=600" >&2
-    return 2
-fi
 # So long nodes wait for each other at most: on a slow disk PyTorch may take minutes to start.
 limit=$((DDP_TIMEOUT < 300 ? DDP_TIMEOUT : 300))
 export PET_RDZV_CONF=join_timeout=$limit,read_timeout=$limit,timeout=$limit # for torchrun
@@ -141,4 +143,4 @@ export PET_RDZV_CONF=join_timeout=$limit,read_timeout=$limit,timeout=$limit # fo
 for_cpus() { # keep memory for the next step: to get it anew costs a fifth of tinyvgg's time
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 }
-if ! has_driver || [[ ${CUDA_VISIBLE_DEVICES-0} =~ ^(-1)?$ ]]; then for_cpus; fi
+has_driver || for_cpus

@@ -44,7 +44,14 @@ class RunLog:
     """
 
     def __init__(
-        self, args, device, world_size=1, enabled=True, scalars=True, counts="images"
+        self,
+        args,
+        device,
+        world_size=1,
+        enabled=True,
+        *,
+        scalars=True,
+        counts="images",
     ):
         """args: the script's options; args.batch_size is per GPU.
 

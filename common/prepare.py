@@ -58,7 +58,7 @@ def is_newest(file, images):
     return os.path.exists(file) and os.stat(file).st_mtime >= newest
 
 
-def prepare(source, target, splits, classes, size, skip_bad=False):
+def prepare(source, target, splits, classes, size, *, skip_bad=False):
     """Write the images in source/SPLIT/CLASS/ to a file target/SPLIT-SIZE.pt each.
 
     A file holds {"images": uint8 (N, 3, size, size), "labels": int64 (N,)}, by class
@@ -103,7 +103,7 @@ def prepare(source, target, splits, classes, size, skip_bad=False):
     return bool(found)
 
 
-def read_photos(files, size, threads=None):
+def read_photos(files, size, *, threads=None):
     """Return images, uint8 (N, 3, size, size), and which of them are readable (N,).
 
     The others are black. threads: by default one for each CPU that may be used.

@@ -10,7 +10,7 @@
 #     bash jobscript_dp.sh dp.py [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 [[ -f model_parallel.py ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 [[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh

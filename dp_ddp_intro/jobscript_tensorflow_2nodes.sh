@@ -11,7 +11,7 @@
 # The latter without Slurm: two processes play two nodes
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 [[ -f model_parallel.py ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 FRAMEWORK=tensorflow
 [[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }

@@ -13,6 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
+from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, UserError, at_least
 from common.data import make_loader
@@ -111,7 +112,8 @@ def main():
     half = args.layers // 2
     log.print(f"On {device}: the embedding and {half} of {args.layers} layers")
 
-    loader = make_loader(train_set, args.batch_size, device, shuffle=True)
+    sampler = RandomSampler(train_set)
+    loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(layers.parameters(), args.lr)
     for micro_batches in (1, args.micro_batches):
         for _ in range(args.epochs):  # the last one is timed

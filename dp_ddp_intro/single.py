@@ -14,6 +14,7 @@ import time
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader
@@ -64,8 +65,9 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
+    sampler = RandomSampler(train_set)
     batch_size = args.batch_size
-    loader = make_loader(train_set, batch_size, device, shuffle=True)
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):

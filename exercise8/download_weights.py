@@ -19,7 +19,8 @@ def main():
     args = parser.parse_args()
     file = WEIGHTS["vgg16"]
     if not os.path.exists(file):  # or it may not be looked at
-        fetch(args.url, file, file.stem.split("-")[1], "sha256")  # in its name
+        checksum = file.stem.split("-")[1]  # PyTorch puts its first digits there
+        fetch(args.url, file, checksum, algorithm="sha256")
     print(f"{file} is ready")
 
 

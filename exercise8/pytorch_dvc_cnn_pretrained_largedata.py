@@ -120,7 +120,9 @@ def main():
     log.print(f"Images found to test on: {len(test_set)}")
 
     train_sampler = torch.utils.data.RandomSampler(train_set)
-    train_loader = make_loader(train_set, args.batch_size, device, train_sampler)
+    train_loader = make_loader(
+        train_set, args.batch_size, device, sampler=train_sampler
+    )
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 

@@ -129,7 +129,9 @@ def main():
     log.print(f"Images found to test on: {len(test_set)}")
 
     train_sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a part each
-    train_loader = make_loader(train_set, args.batch_size, device, train_sampler)
+    train_loader = make_loader(
+        train_set, args.batch_size, device, sampler=train_sampler
+    )
     val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
     val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
     test_share = range(rank, len(test_set), world_size)  # DDP: the same for testing

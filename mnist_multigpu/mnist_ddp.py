@@ -133,7 +133,9 @@ def main():
     test_set = Subset(test_set, share)  # DDP: so that none is counted twice
     batch_size, workers = args.batch_size, args.workers
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
-    loader = make_loader(train_set, batch_size, device, sampler, workers=workers)
+    loader = make_loader(
+        train_set, batch_size, device, sampler=sampler, workers=workers
+    )
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)

@@ -125,7 +125,9 @@ def main():
 
     batch_size, workers = args.batch_size * gpus, args.workers  # DP: for all GPUs
     sampler = RandomSampler(train_set)
-    loader = make_loader(train_set, batch_size, device, sampler, workers=workers)
+    loader = make_loader(
+        train_set, batch_size, device, sampler=sampler, workers=workers
+    )
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)

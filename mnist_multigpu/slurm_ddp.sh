@@ -15,7 +15,7 @@
 # LINE_PROFILE=1 in front makes each process write a line profile to logs/.
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 [[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
 [[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh

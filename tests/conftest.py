@@ -14,12 +14,41 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "bench")]
+# The same on every machine: CPU cores, no job around, nobody's own settings.
+AROUND = (
+    "SLURM_",
+    "SBATCH_",
+    "TORCHELASTIC_",
+    "PET_",
+    "DDP_",
+    "NCCL_",
+    "GLOO_",
+    "MASTER_",
+)
+AROUND += (
+    "RANK",
+    "LOCAL_",
+    "WORLD_",
+    "GROUP_",
+    "GPUS",
+    "SITE",
+    "FRAMEWORK",
+    "DATADIR",
+)
+AROUND += "TORCH", "MALLOC_", "LINE_PROFILE"
+for variable in [v for v in os.environ if v.startswith(AROUND)]:
+    del os.environ[variable]
+if "TEST_ON_GPUS" not in os.environ:  # make test-gpu
+    # By the second one env.sh sees no driver, also where a test sets the first.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["PYTHONPATH"] = str(REPOSITORY / "tests/rules")
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 
 
@@ -72,6 +101,31 @@ def mistake(words):
     with pytest.raises(UserError, match=words) as error:
         yield
     assert "\n" not in str(error.value), error.value
+
+
+@pytest.fixture
+def fake_gpus(monkeypatch):
+    """Call it to make PyTorch believe in GPUs, whose module has these functions."""
+    import torch
+
+    from common.device import find_gpus
+
+    def fake(count=1, kind="cuda", **functions):
+        find_gpus.cache_clear()
+        device, chosen = torch.device(kind), []
+        module = {"is_available": lambda: True, "chosen": chosen, **functions}
+        module.setdefault("get_device_capability", lambda index: (8, 0))
+        module = SimpleNamespace(**module)
+        monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+        gpu = torch.accelerator
+        monkeypatch.setattr(gpu, "current_accelerator", lambda: device)
+        monkeypatch.setattr(gpu, "device_count", lambda: count)
+        monkeypatch.setattr(gpu, "set_device_index", chosen.append)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
+        return module
+
+    yield fake
+    find_gpus.cache_clear()
 
 
 def as_nobody(function):

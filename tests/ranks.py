@@ -21,7 +21,10 @@ def server():
     context = get_context("forkserver")
     context.set_forkserver_preload(["ranks_preload"])
     with pytest.MonkeyPatch.context() as patch:  # where it finds what it imports
-        patch.setenv("PYTHONPATH", f"{REPOSITORY / 'tests'}:{FOLDER}")
+        patch.setenv(
+            "PYTHONPATH",
+            f"{REPOSITORY / 'tests'}:{REPOSITORY / 'tests/rules'}:{FOLDER}",
+        )
         forkserver.ensure_running()
     return context
 

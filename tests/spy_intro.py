@@ -47,9 +47,9 @@ def noting_loss(logits, targets):
     return loss
 
 
-def dealing_loader(dataset, batch_size, device, shuffle):
+def dealing_loader(dataset, batch_size, device, sampler):
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
-    loaders.append(make_loader(dataset, batch_size, device, sampler))
+    loaders.append(make_loader(dataset, batch_size, device, sampler=sampler))
     return loaders[-1]
 
 

@@ -495,11 +495,7 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
     for row, (device, *values) in zip(written[1:], rows, strict=True):
         assert row[1] == device and abs(float(row[0]) - time.time()) < 60
         assert [float(v) if v else "" for v in row[2:]] == values
-    only = {
-        "nvidia-smi": "--id=0,1",
-        "amd-smi": "--gpu 2 3",
-        "rocm-smi": "--device 2 3",
-    }
+    only = {"nvidia-smi": "", "amd-smi": "--gpu 2 3", "rocm-smi": "--device 2 3"}
     assert only[tool] in (tmp_path / "asked").read_text()
     (tmp_path / "asked").unlink()
     env["CUDA_VISIBLE_DEVICES"] = "-1"  # hidden, so it asks of the CPU

@@ -432,15 +432,11 @@ def test_a_batch_is_trained_without_and_with_amp(monkeypatch):
     assert resets == [CPU] * 4  # before the steps that count, too
 
 
-def test_gpu_by_number(monkeypatch):
+def test_gpu_by_number(fake_gpus, monkeypatch):
     from common.cli import UserError
     from common.device import get_device
 
-    cuda, chosen = torch.device("cuda"), []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: cuda)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    chosen = fake_gpus(2).chosen
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda which: None)
     assert str(get_device(gpu=1)) == "cuda:1" and chosen == [1]
     assert str(get_device()) == "cuda:0" and str(get_device(1)) == "cuda:1"

@@ -94,7 +94,9 @@ def test_fetch_goes_on_where_it_broke_off(server, tmp_path, resumes):
         download.fetch(f"{server.url}/file", tmp_path / "file")
     assert not (tmp_path / "file").exists()
     sha256 = hashlib.sha256(body).hexdigest()
-    download.fetch(f"{server.url}/file", tmp_path / "file", sha256[:8], "sha256")
+    download.fetch(
+        f"{server.url}/file", tmp_path / "file", sha256[:8], algorithm="sha256"
+    )
     assert (tmp_path / "file").read_bytes() == body
     assert server.ranges == [0, 1000000]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

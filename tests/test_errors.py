@@ -78,16 +78,10 @@ def test_plain_script_started_as_two_processes(room, sample):
     fails(done, "one process", f"python {ONE}")
 
 
-def test_more_processes_than_gpus(monkeypatch):
-    import torch
-
+def test_more_processes_than_gpus(fake_gpus, monkeypatch):
     from common.device import get_device
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda: torch.device("cuda")
-    )
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    fake_gpus()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with mistake(r"2 processes, but 1 GPU.*--nproc-per-node=1"):
         get_device(1)

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from test_steps import Watch
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from common import data
-from common.device import DTYPES, get_device, pick_dtype
+from common.device import DTYPES, find_gpus, get_device, has_code, pick_dtype
 from common.log import RunLog
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -100,17 +99,6 @@ def test_a_tensor_on_another_device_is_found():
         torch.zeros(3, device=CUDA) + torch.zeros(3)
 
 
-def fake_gpu(monkeypatch, kind="cuda", **module):
-    """Make PyTorch believe in one GPU, of which its module knows only this."""
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda: torch.device(kind)
-    )
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    names = SimpleNamespace(is_available=lambda: True, **module)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: names)
-
-
 @pytest.fixture
 def settings():
     """What get_device() sets for the whole process is put back."""
@@ -137,10 +125,11 @@ def has_bf16(monkeypatch, native):
         (CUDA, True, "fp32", None, "fp32, as --dtype says"),
     ],
 )
-def test_16_bits(device, native, wanted, chosen, words, monkeypatch, capsys):
+def test_16_bits(
+    device, native, wanted, chosen, words, fake_gpus, monkeypatch, capsys
+):
     emulates = {True: True, False: native}  # a T4 emulates it
-    fake_gpu(
-        monkeypatch,
+    fake_gpus(
         is_bf16_supported=lambda including_emulation=True: emulates[
             including_emulation
         ],
@@ -221,25 +210,24 @@ def test_a_first_step_that_is_skipped_leaves_no_momentum():
 
 
 @pytest.mark.parametrize("hip", [None, "6.4"])
-def test_settings_of_a_gpu(hip, settings, monkeypatch):
+def test_settings_of_a_gpu(hip, settings, fake_gpus, monkeypatch):
     monkeypatch.delenv("PYTORCH_MIOPEN_SUGGEST_NHWC", raising=False)
-    fake_gpu(monkeypatch)
+    fake_gpus()
     monkeypatch.setattr(torch.version, "hip", hip)
     assert get_device(0) == CUDA
     assert torch.backends.cudnn.benchmark == (hip is None)  # MIOpen's takes hours
     assert os.environ["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "1"
 
 
-def test_a_run_on_another_kind_of_gpu(tmp_path, monkeypatch):
+def test_a_run_on_another_kind_of_gpu(tmp_path, fake_gpus, monkeypatch):
     """It is asked itself, not CUDA; the search of the first epoch is not counted."""
     peaks = [9e9, 0]
 
     def reset(device):
         peaks[0], peaks[1] = 2e9, peaks[1] + 1
 
-    fake_gpu(
-        monkeypatch,
-        "xpu",
+    fake_gpus(
+        kind="xpu",
         get_device_name=lambda device: "Data Center GPU Max 1550",
         max_memory_allocated=lambda device: peaks[0],
         reset_peak_memory_stats=reset,
@@ -287,23 +275,61 @@ def old_driver(tmp_path):
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="not a PyTorch for CUDA")
 @pytest.mark.parametrize("given, hidden", [("2", None), ("2", "-1"), ("", None)])
-def test_a_job_with_gpus_that_pytorch_does_not_see(given, hidden, old_driver):
+def test_a_driver_that_is_too_old(given, hidden, old_driver, monkeypatch):
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
     code = "from common.device import get_device; print(get_device())"
     env = {"LD_LIBRARY_PATH": str(old_driver), "SLURM_GPUS_ON_NODE": given}
     env["CUDA_VISIBLE_DEVICES"] = "0,1" if hidden is None else hidden
     done = run([sys.executable, "-c", code], REPOSITORY, **env)
-    if given and hidden is None:
-        assert done.returncode == 2 and done.stdout == ""
-        (error,) = [li for li in done.stderr.splitlines() if li.startswith("Error")]
-        assert f"PyTorch {torch.__version__} sees none of this job's 2 GPUs" in error
-        assert "../bench/check.py" in error
-        code = "from check import built_for, driver; print(built_for(), driver())"
-        says = run([sys.executable, "-c", code], REPOSITORY / "bench", **env).stdout
-        assert says == f"CUDA {torch.version.cuda} CUDA 11.4\n"
-    else:
-        assert done.stdout == "cpu\n" and done.returncode == 0
-    if torch.version.cuda >= "13":  # an older one does not take our word for it
-        assert "driver on your system is too old" in done.stderr  # PyTorch's words
+    said = [line for line in done.stderr.splitlines() if "CUDA" in line]
+    if hidden:
+        assert (done.stdout, done.stderr, done.returncode) == ("cpu\n", "", 0)
+    elif torch.version.cuda >= "13":  # an older one does not take our word for it
+        assert len(said) == 1 and "too old (found version 11040)" in said[0]
+        assert said[0].startswith("Error: " if given else "Warning: ")
+        assert (
+            f"PyTorch {torch.__version__}: type `TORCH=cu126 make venv`" in said[0]
+        )
+        assert done.stdout == ("" if given else "cpu\n")
+        assert done.returncode == (2 if given else 0)
+    code = "from check import built_for, driver; print(built_for(), driver())"
+    says = run([sys.executable, "-c", code], REPOSITORY / "bench", **env).stdout
+    assert says == f"CUDA {torch.version.cuda} CUDA 11.4\n"
+
+
+def test_a_gpu_that_pytorch_has_no_code_for(fake_gpus, monkeypatch, capsys):
+    capabilities = [(7, 0)]  # of a V100
+    fake_gpus(
+        get_device_capability=lambda index: capabilities[index],
+        get_device_name=lambda index: "Tesla V100",
+    )
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    assert get_device() == CPU
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no code for Tesla V100 (sm_70): type `TORCH=cu126 make venv`" in line
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    with mistake("no code for Tesla V100"):
+        get_device()
+    capabilities[0] = (8, 9)
+    find_gpus.cache_clear()
+    assert get_device(0) == CUDA
+
+
+@pytest.mark.parametrize(
+    "built, chip, runs",
+    [
+        (["sm_75", "sm_80"], (7, 0), False),
+        (["sm_75", "sm_80"], (8, 9), True),
+        (["sm_86"], (8, 0), False),
+        (["sm_90a", "sm_100"], (10, 3), True),
+        (["sm_90"], (10, 0), False),
+        (["sm_80", "compute_80"], (12, 0), True),
+    ],
+)
+def test_which_code_runs_on_which_gpu(built, chip, runs):
+    assert has_code(built, chip) == runs
 
 
 SHOW = "import os, sys; show = map(str, map(os.environ.get, names))"
@@ -335,8 +361,7 @@ def in_bash(script, folder=REPOSITORY, **env):
     ],
 )
 def test_pick_gpus(places, env, picked, monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     show = 'echo "$CUDA_VISIBLE_DEVICES"; echo "${HIP_VISIBLE_DEVICES-}"'
     for_cuda, for_hip = in_bash(f"pick_gpus {places}; {show}", **env)
     assert for_cuda == picked
@@ -358,35 +383,53 @@ def test_pick_gpus(places, env, picked, monkeypatch):
 def test_the_log_names_the_gpus_that_are_visible(driver, env, named, monkeypatch):
     for name in ("CUDA", "HIP", "ROCR"):
         monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
-    assert in_bash(f"has_driver() {{ {driver}; }}; visible_gpus", **env) == [named]
+    assert in_bash(f"compgen() {{ {driver}; }}; visible_gpus", **env) == [named]
 
 
 ONE_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1", "GPUS": "4"}
 
 
-def test_fewer_gpus_than_processes_are_hidden():
-    show = 'gpus 2 2>&1; echo "$CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES"'
+@pytest.mark.parametrize(
+    "wanted, here, said",
+    [
+        ("gpus 2", 0, "GPUs here: 0, wanted: 2. "),
+        ("gpus 2", 1, "or put GPUS=1 in front to use the GPU"),
+        ("gpus 1 2", 1, "add these\n"),
+        ("gpus 2", 2, ""),
+        ("GPUS=1; gpus 2", 1, ""),
+    ],
+)
+def test_too_few_gpus_are_hidden(wanted, here, said, tmp_path):
+    count = f"count() {{ echo {here}; }}; PYTHON=(count); has_driver() {{ true; }}"
+    show = "CUDA_VISIBLE_DEVICES=0; unset HIP_VISIBLE_DEVICES"
     # '' hides none of AMD's: https://github.com/ROCm/hip/issues/3001
-    said = "Fewer GPUs here than 2: CPU cores play them"
-    assert in_bash(f"has_driver() {{ true; }}; {show}") == [said, "-1 -1"]
+    hidden = 'echo "$CUDA_VISIBLE_DEVICES ${HIP_VISIBLE_DEVICES-}"'
+    *lines, last = in_bash(f"{count}; {show}; {wanted} 2>&1; {hidden}")
+    assert last == ("-1 -1" if said else "0 ")
+    assert said in "".join(f"{line}\n" for line in lines) and len(lines) == bool(
+        said
+    )
+
+
+def test_how_many_processes_a_run_script_starts():
     for env, number in (({}, "2"), ({"GPUS": "4"}, "4"), (ONE_OF_SLURM, "1")):
-        assert in_bash("has_driver() { false; }; gpus 2; echo $GPUS", **env) == [
-            number
-        ]
+        assert in_bash("gpus 2; echo $GPUS", **env) == [number]
     done = run(["bash", "-c", "source common/env.sh"], REPOSITORY, GPUS="0")
-    assert (done.returncode, done.stdout) == (
-        2,
-        "",
-    ) and "type a number" in done.stderr
+    assert done.returncode == 2 and done.stdout == ""
+    assert "type a number" in done.stderr
 
 
-def test_memory_is_kept_on_cpus_alone():
-    show = 'unset MALLOC_MMAP_MAX_; eval "$(tail -n 1 common/env.sh)"'
-    show += '; echo "${MALLOC_MMAP_MAX_-no}"'
-    assert in_bash(f"has_driver() {{ false; }}; {show}") == ["0"]
-    assert in_bash(f"has_driver() {{ true; }}; {show}") == ["no"]
-    hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
-    assert in_bash(f"has_driver() {{ true; }}; {show}", **hidden) == ["0"]
+def test_memory_is_kept_on_cpus_alone(monkeypatch):
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    for driver, hidden, kept in (
+        ("false", "0", "0"),
+        ("true", "0", "no"),
+        ("true", "-1", "0"),
+    ):
+        script = f"compgen() {{ {driver}; }}; source common/env.sh"
+        script += '; echo "${MALLOC_MMAP_MAX_-no}"'
+        env = {"CUDA_VISIBLE_DEVICES": hidden}
+        assert run(["bash", "-c", script], REPOSITORY, **env).stdout == f"{kept}\n"
 
 
 @pytest.mark.parametrize(

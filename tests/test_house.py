@@ -13,7 +13,6 @@ from functools import cache
 import pytest
 from conftest import EXERCISES, REPOSITORY
 
-from pairs import PAIRS
 
 MODULES = {f"common.{f.stem}": f for f in REPOSITORY.glob("common/[a-z]*.py")}
 
@@ -165,16 +164,6 @@ def test_common_imports_nothing_from_the_rooms():
 
 def lines(modules):
     return sum(len(MODULES[module].read_text().splitlines()) for module in modules)
-
-
-def test_common_is_small():
-    scripts = {REPOSITORY / script for pair in PAIRS for script in pair[:2]}
-    needed = {name for s in scripts for name in imported(parse(s)).values()}
-    needed |= {name.rpartition(".")[0] for name in needed}
-    modules = {n for n in reached(needed, graph()) if n in MODULES}
-    assert {"common.device", "common.log"} <= modules
-    assert lines(modules) <= 594, sorted(modules)
-    assert lines(MODULES) <= 1097
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)

@@ -87,7 +87,9 @@ def main():
     train_set, val_set = shapes(2048, seed=1), shapes(501, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size, workers = args.batch_size, args.workers
-    train_loader = make_loader(train_set, batch_size, device, sampler, workers)
+    train_loader = make_loader(
+        train_set, batch_size, device, sampler=sampler, workers=workers
+    )
     val_share = Subset(val_set, range(rank, len(val_set), world_size))
     val_loader = make_loader(val_share, batch_size, device)
 

@@ -85,7 +85,9 @@ def main():
 
     train_set, val_set = shapes(512, seed=3), shapes(512, seed=4)
     train_sampler = DistributedSampler(train_set, seed=args.seed)
-    train_loader = make_loader(train_set, args.batch_size, device, train_sampler)
+    train_loader = make_loader(
+        train_set, args.batch_size, device, sampler=train_sampler
+    )
     val_set = Subset(val_set, range(rank, len(val_set), world_size))
     val_loader = make_loader(val_set, args.batch_size, device)
     model = build_model().to(device)

@@ -88,7 +88,7 @@ def main():
 
     train_set, val_set = shapes(1024, seed=1), shapes(501, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
-    train_loader = make_loader(train_set, args.batch_size, device, sampler)
+    train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))
     val_loader = make_loader(val_set, args.batch_size, device)
 

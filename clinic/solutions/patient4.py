@@ -58,7 +58,7 @@ def main():
     whole = shapes(args.images)
     train_set, val_set = random_split(whole, [0.75, 0.25], same)  # FIX: by this seed
     sampler = DistributedSampler(train_set, seed=args.seed)
-    train_loader = make_loader(train_set, args.batch_size, device, sampler)
+    train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     share = range(rank, len(val_set), world_size)
     val_loader = make_loader(Subset(val_set, share), args.batch_size, device)
 

@@ -88,7 +88,7 @@ def main():
     log = RunLog(args, device, world_size, rank == 0)
     train_set, val_set = shapes(2048, seed=1), shapes(500, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
-    loader = make_loader(train_set, args.batch_size, device, sampler)
+    loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)  # small: for rank 0
 
     model = Net().to(device)

@@ -76,7 +76,7 @@ def main():
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
     batch_size = args.batch_size
-    loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     ddp_model.steps = len(loader)  # ACC: micro-steps of an epoch
     ddp_model.every = args.accumulate  # ACC: of them one is a step
     optimizer = torch.optim.Adam(model.parameters(), args.lr)

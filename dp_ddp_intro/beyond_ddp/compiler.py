@@ -1,5 +1,7 @@
 """Whether torch.compile can compile here."""
 
+import re
+
 import torch
 
 from common.cli import UserError
@@ -14,6 +16,9 @@ def need_compiler(device):
     try:
         torch.compile(torch.neg)(torch.zeros(1, device=device))
     except Exception as error:
+        missing = "No working C.. compiler|find C compiler|working triton"
+        if not re.search(missing, str(error)):
+            raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
             f"torch.compile has no compiler: type `g++ --version`, and load your "

@@ -84,7 +84,7 @@ def main():
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
     batch_size = args.batch_size
-    loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     state = State(model, optimizer, log)  # DCP: and the number of epochs
     if args.resume is not None:  # DCP: on any number of GPUs

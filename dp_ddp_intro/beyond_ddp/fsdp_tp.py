@@ -94,7 +94,7 @@ def main():
 
     sampler = DistributedSampler(train_set, *which, seed=args.seed)  # TP: 1 of N / t
     batch_size = args.batch_size * t  # TP: a row works on the same batch
-    loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):

@@ -85,7 +85,7 @@ def main():
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
     batch_size = args.batch_size
-    loader = make_loader(train_set, batch_size, device, sampler)  # DDP: a share each
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):

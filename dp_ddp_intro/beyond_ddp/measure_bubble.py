@@ -75,7 +75,7 @@ def waiting(options, device):
         pipeline.main()
     pipeline.make_schedule = make_schedule
     parts = [1 - busy / step for busy, step in zip(work, steps, strict=True)]
-    mean = torch.tensor(parts[1:]).median()
+    mean = torch.tensor(parts[1:], device=device).median()
     dist.all_reduce(mean)
     return mean.item() / dist.get_world_size()
 

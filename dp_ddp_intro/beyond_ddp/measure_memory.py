@@ -82,12 +82,13 @@ def calculated(script, args, ranks):
     return [*state, kept, sent]
 
 
-def measured(script, options, node):
+def measured(script, options, node, device):
     """Run a script on all ranks; return what calculated() does, of rank 0.
 
     What is sent is the mean over the ranks.
     """
     module = import_module(script)
+    module.get_device = lambda local_rank: device  # a node of hsdp.py may be played
     sys.argv = [script, *map(str, options)]
     watch = Watch(STEPS, script == "zero")
     hook = register_optimizer_step_post_hook(watch.step)
@@ -96,7 +97,7 @@ def measured(script, options, node):
     with redirect_stdout(None), saved, watch:
         module.main()
     hook.remove()
-    sent = torch.tensor(watch.sent / (watch.steps - 1))
+    sent = torch.tensor(watch.sent / (watch.steps - 1), device=device)
     dist.all_reduce(sent)
     return [*watch.held, watch.kept, sent.item() / dist.get_world_size()]
 
@@ -121,7 +122,7 @@ def main():
     )
     node = os.environ["LOCAL_WORLD_SIZE"]
     sys.path.append(str(Path(__file__).resolve().parent.parent))  # for ddp.py
-    get_device(local_rank)
+    device = get_device(local_rank)
     dist.init_process_group()
     # One group for all the scripts: to make another each time would take longer.
     dist.init_process_group, end = lambda: None, dist.destroy_process_group
@@ -143,7 +144,9 @@ def main():
             batches = STEPS * (ACCUMULATE if script == "accumulate" else 1)
             own = [f"--sequences={batches * args.batch_size * ranks}", "--epochs=1"]
             inside = 2 if way == "HSDP" else node
-            counted = measured(script, options + own + OWN.get(script, []), inside)
+            counted = measured(
+                script, options + own + OWN.get(script, []), inside, device
+            )
             pairs = zip(counted, calculated(script, args, ranks), strict=True)
             cells = [f"{a / 1e6:9.3f} {b / 1e6:<8.3f}" for a, b in pairs]
             rank0_print(f"{script:15}" + "".join(cells))

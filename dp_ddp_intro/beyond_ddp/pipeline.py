@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist  # PP: processes that talk to each other
 from torch.distributed.pipelining import PipelineStage  # PP: some layers of a model
 from torch.nn.functional import cross_entropy
+from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader
@@ -77,8 +78,9 @@ def main():
     stages = [PipelineStage(model[k], i, n, device) for k, i in enumerate(ours)]
     schedule = make_schedule(stages, cross_entropy, args)  # PP: and when what runs
 
+    sampler = RandomSampler(train_set)
     batch_size = args.batch_size * gpus  # PP: all work on the same batch
-    loader = make_loader(train_set, batch_size, device, shuffle=True)
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):

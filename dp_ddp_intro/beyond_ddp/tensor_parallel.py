@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist  # TP: processes that talk to each other
 from torch.distributed.tensor import parallel as tp  # TP: to split layers
 from torch.nn.functional import cross_entropy
+from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, UserError, at_least  # TP: for one line
 from common.data import make_loader
@@ -78,8 +79,9 @@ def main():
     model.to(device)  # TP: the rest, which all have whole
     weights = model.parameters()  # TP: some are cut, and some are whole
 
+    sampler = RandomSampler(train_set)
     batch_size = args.batch_size * gpus  # TP: all work on the same batch
-    loader = make_loader(train_set, batch_size, device, shuffle=True)
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(weights, args.lr, foreach=False)  # TP: one by one
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):

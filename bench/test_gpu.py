@@ -1,0 +1,290 @@
+"""Tries on your GPUs all that wants one, and writes one file to send in.
+
+    make test-gpu                  one GPU or several: about ten minutes
+    make test-gpu GPU=--cpu        a part of it on two CPU cores: two minutes
+
+It starts check.py, each training script for a few steps (whose losses must be those
+of a CPU, and whose steps must not wait for the GPU), the checkup, what measures, a
+run that is killed and resumed, the tests that need a GPU, and the main rows of
+bench.py. What fails is in the table at the end, and the rest goes on. The file is
+results/GPU-MODEL.json. Exit status: 1 if something failed, 2 without a GPU.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from check import NEEDS
+
+from bench import TORCHRUN, checked, load, result_file, rows_of, write
+from common.cli import OptionParser, UserError
+from common.data import REPOSITORY
+from common.device import find_gpus
+from pairs import PAIRS
+
+SMALL = {
+    "exercise8": "--backbone tinyvgg --epochs 2 --finetune-epochs 1 --batch-size 10",
+    "mnist_multigpu": "--epochs 1 --batch-size 64",
+    "cifar100_demo": "--epochs 1 --arch resnet18 --image-size 64 --batch-size 8 "
+    "--steps 10",
+    "cinic_lab": "--epochs 2 --batch-size 20 --lr 0.01",
+    "dp_ddp_intro": "--layers 4 --width 64 --heads 4 --length 32 --sequences 128 "
+    "--epochs 2 --batch-size 8 --lr 0.003",
+}
+# On CPU cores: one script of each exercise, and of each kind.
+FEW = ["train_cifar100", "mnist_ddp", "cinic_dp", "fsdp"]
+TWO = ["model_parallel", "fsdp_tp"]  # they want two GPUs
+# Dropout and augmentation draw other numbers on a GPU, and TF32 rounds.
+TOLERANCE = 0.15
+# SyncBatchNorm waits, in PyTorch's code; so do parts of a model for each other.
+WAIT = ["cinic_syncbn", "model_parallel", "pipeline"]
+HIDE = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+NO_PROFILER = """
+class Profile:
+    def __call__(self, function):
+        return function
+profile = Profile()
+"""
+
+
+class Failed(Exception):
+    """What is wrong, in a line."""
+
+
+def run(command, folder, limit=300, expected=0, **env):
+    """Run a command in a folder; return its output, or raise Failed."""
+    # In a session of its own, so that its ranks can be ended with it.
+    job = subprocess.Popen(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**os.environ, **env},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = job.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        output, _ = job.communicate()
+        last = (output.splitlines() or [""])[-1]
+        raise Failed(f"no end after {limit} s: {last}") from None
+    if job.returncode != expected:
+        lines = [line for line in output.splitlines() if line.strip()] or [""]
+        why = next((line for line in lines if "Error" in line), lines[-1])
+        raise Failed(f"status {job.returncode}: {why}")
+    return output
+
+
+def launcher(script, processes):
+    """Return what starts a script: Python, or torchrun if it is for several GPUs."""
+    if "init_process_group" in (REPOSITORY / script).read_text():
+        return [*TORCHRUN, f"--nproc-per-node={processes}"]
+    return [sys.executable]
+
+
+def losses(output):
+    return [
+        float(number) for number in re.findall(r"[Ll]oss:?\s+(\d+\.\d+)", output)
+    ]
+
+
+def train_on_cpu(root, script, processes):
+    exercise, _, path = script.partition("/")
+    command = [*launcher(script, processes), path, *SMALL[exercise].split()]
+    return losses(run(command, root / exercise, 600, **HIDE))
+
+
+def train(root, script, processes, on_cpu):
+    """Train for some steps; on_cpu: a future of the losses on a CPU, or None."""
+    exercise, _, path = script.partition("/")
+    (root / exercise / "logs").mkdir(exist_ok=True)
+    command = [*launcher(script, processes), "../bench/count_waits.py", "logs/waits"]
+    found = losses(run([*command, path, *SMALL[exercise].split()], root / exercise))
+    if not found:
+        raise Failed("it printed no loss")
+    row = {"loss": found[-1]}
+    row |= json.loads((root / exercise / "logs/waits.0").read_text())
+    if on_cpu is not None:
+        expected = on_cpu.result()
+        if len(found) != len(expected):
+            raise Failed(f"{len(found)} losses, and on a CPU {len(expected)}")
+        far = [abs(a - b) / b for a, b in zip(found, expected, strict=True)]
+        row["far_from_cpu"] = max(far)
+        if max(far) > TOLERANCE:
+            raise Failed(f"a loss is {max(far):.0%} from that of the CPU")
+    if row["waits"] and Path(script).stem not in WAIT:
+        raise Failed(f"the host waits for the GPU in each step: {row['lines']}")
+    return row
+
+
+def kill_and_resume(root):
+    """Kill a run after its first checkpoint; resume it, and compare the loss."""
+    folder = root / "cinic_lab"
+    command = [
+        sys.executable,
+        "cinic.py",
+        *SMALL["cinic_lab"].split(),
+        "--epochs",
+        "9",
+    ]
+    whole = losses(run(command, folder))[-1]
+    checkpoint = folder / "checkpoint.pth.tar"
+    checkpoint.unlink()
+    job = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    while not checkpoint.exists() and job.poll() is None:
+        time.sleep(0.01)
+    job.kill()
+    job.wait()
+    resumed = losses(run([*command, "--resume", checkpoint.name], folder))[-1]
+    if abs(resumed - whole) > TOLERANCE * whole:
+        raise Failed(f"the last loss is {resumed}, and {whole} without the kill")
+    return {"loss": resumed, "loss_without_kill": whole}
+
+
+def check_up(root, script, processes, expected):
+    command = [*TORCHRUN, f"--nproc-per-node={processes}", "checkup.py", script]
+    run(command, root / "clinic", expected=expected)
+
+
+def measure(root, script, processes, *options):
+    """Run one of the scripts in beyond_ddp/ that measure; return what it prints."""
+    command = [*TORCHRUN, f"--nproc-per-node={processes}", f"beyond_ddp/{script}"]
+    output = run([*command, *options], root / "dp_ddp_intro")
+    return {"output": output.splitlines()}
+
+
+def run_tests():
+    if not importlib.util.find_spec("pytest"):
+        raise Failed("there is no pytest: `pip install pytest`")
+    command = [sys.executable, "-m", "pytest", "-q", "--override-ini", "addopts="]
+    run([*command, "-m", "gpu", "tests"], REPOSITORY, TEST_ON_GPUS="1")
+
+
+def run_bench(exercise, data):
+    return {"rows": list(rows_of(exercise, data, True, repeats=3, seconds=0.5))}
+
+
+class Table:
+    """What was tried: a row is in the file as soon as it is known."""
+
+    def __init__(self):
+        self.file, self.rows = result_file(), []
+
+    def add(self, what, attempt, *args):
+        """Add a row: the dict that attempt(*args) returns, or how it failed."""
+        print(f"{what} ...", flush=True)
+        start, row = time.perf_counter(), {"what": what, "result": "ok"}
+        try:
+            row |= attempt(*args) or {}
+        except (Failed, subprocess.CalledProcessError, OSError, ValueError) as error:
+            row["result"] = f"{error}"[:300]
+            print(f"    {row['result']}", flush=True)
+        row["seconds"] = round(time.perf_counter() - start, 1)
+        self.rows.append(row)
+        kind, gpus, _ = find_gpus()
+        about = {"torch": torch.__version__, "gpus": gpus, "kind": kind}
+        about |= {"date": time.strftime("%F"), "rows": self.rows}
+        write(load(self.file) | {"test_gpu": about}, self.file)
+
+    def print(self):
+        """Print all rows; return how many failed."""
+        width = max(len(row["what"]) for row in self.rows)
+        print(f"\n{'what':{width}}  seconds  result")
+        for row in self.rows:
+            print(f"{row['what']:{width}}  {row['seconds']:7.1f}  {row['result']}")
+        return sum(row["result"] != "ok" for row in self.rows)
+
+
+def list_scripts(processes, few):
+    """Return the training scripts of the pairs that can be run here."""
+    found = dict.fromkeys(script for pair in PAIRS for script in pair[:2])
+    left_out = TWO if processes == 1 else []
+    if not importlib.util.find_spec("wandb"):
+        left_out = [*left_out, "cinic_wandb"]
+    for script in found:
+        name = Path(script).stem
+        known = script.partition("/")[0] in SMALL and "tensorflow/" not in script
+        if known and name not in left_out and (name in FEW or not few):
+            yield script
+
+
+def fill(table, root, few):
+    """Try everything, or a few things on CPU cores, in copies of the exercises."""
+    processes = 2 if few else min(2, find_gpus()[1])
+    scripts = list(list_scripts(processes, few))
+    gpu, cpu, on_cpu = root / "gpu", root / "cpu", {}
+    if not few:
+        table.add("check.py", lambda: {"found": checked()})
+    with ThreadPoolExecutor(max(1, os.cpu_count() // 4)) as pool:
+        for script in scripts:
+            if not few:
+                on_cpu[script] = pool.submit(train_on_cpu, cpu, script, processes)
+        for script in scripts:
+            table.add(script, train, gpu, script, processes, on_cpu.get(script))
+    table.add("a run that is killed, and resumed", kill_and_resume, gpu)
+    for number in (1,) if few else range(1, 9):
+        patient = f"patient{number}.py"
+        if processes == 2:  # alone it is not sick
+            table.add(f"checkup of {patient}", check_up, gpu, patient, 2, 1)
+        healthy = f"solutions/{patient}"
+        table.add(f"checkup of {healthy}", check_up, gpu, healthy, processes, 0)
+    if processes == 2:
+        table.add("measure_memory.py", measure, gpu, "measure_memory.py", 2)
+        table.add("measure_bubble.py", measure, gpu, "measure_bubble.py", 2)
+    if not few:
+        table.add("tests that need a GPU", run_tests)
+    for exercise in ["dp_ddp_intro"] if few else NEEDS:
+        table.add(f"bench of {exercise}", run_bench, exercise, root / "data")
+
+
+def main():
+    parser = OptionParser(__doc__)
+    text = "a part of it, on two CPU cores (default: all of it, on GPUs)"
+    parser.add_argument("--cpu", action="store_true", help=text)
+    args = parser.parse_args()
+    if args.cpu:
+        os.environ |= HIDE
+    elif not find_gpus()[1]:
+        why = find_gpus()[2] or "there is no GPU here"
+        raise UserError(
+            f"{why}; `make test-gpu GPU=--cpu` tries a part on CPU cores"
+        )
+    table = Table()
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in ("gpu", "cpu"):
+            for exercise in (*SMALL, "clinic", "common", "bench"):
+                shutil.copytree(
+                    REPOSITORY / exercise,
+                    root / name / exercise,
+                    symlinks=True,
+                    ignore=shutil.ignore_patterns("logs", "*.tar", "__pycache__"),
+                )
+        for exercise in SMALL.keys() - {"dp_ddp_intro"}:
+            command = [sys.executable, "sample_data.py", "--to", root / "data"]
+            run([*command, "--scale", "0.2"], REPOSITORY / exercise)
+        os.environ |= {"DATADIR": str(root / "data"), "WANDB_MODE": "offline"}
+        if not importlib.util.find_spec("line_profiler"):
+            (root / "line_profiler.py").write_text(NO_PROFILER)
+            os.environ["PYTHONPATH"] = folder
+        fill(table, root, args.cpu)
+    failed = table.print()
+    print(f"\n{failed} of {len(table.rows)} failed. Please send in {table.file}")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

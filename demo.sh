@@ -1,0 +1,30 @@
+#!/bin/bash
+# What `make demo` does: a small data set, training on one GPU and on two, and a table. CPU cores
+# stand in where GPUs are missing: a single GPU trains alone first.
+
+set -euo pipefail
+CDPATH= cd "$(dirname "$0")/exercise8"
+source common/env.sh
+options=(--backbone tinyvgg --epochs 10 --finetune-epochs 2)
+gpus=0 runs=2
+
+train() {
+    echo
+    bash "$@" "${options[@]}"
+}
+
+"${PYTHON[@]}" sample_data.py
+export DATADIR=../data/sample
+if has_driver; then gpus=$("${PYTHON[@]}" -m common.device); fi
+if ((gpus == 1)); then
+    train run.sh pytorch_dvc_cnn_pretrained.py
+    echo
+    echo "That was your GPU. DDP wants two, so what follows runs on CPU cores."
+    runs=3
+fi
+if ((gpus < 2)); then
+    export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
+fi
+train run.sh pytorch_dvc_cnn_pretrained.py
+train run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py
+tail -n $runs logs/results.jsonl | "${PYTHON[@]}" ../bench/compare.py /dev/stdin
