@@ -138,7 +138,7 @@ def kill_and_resume(root):
         "cinic.py",
         *SMALL["cinic_lab"].split(),
         "--epochs",
-        "9",
+        "4",
     ]
     whole = losses(run(command, folder))[-1]
     checkpoint = folder / "checkpoint.pth.tar"
@@ -180,8 +180,8 @@ def run_bench(exercise, data):
 class Table:
     """What was tried: a row is in the file as soon as it is known."""
 
-    def __init__(self):
-        self.file, self.rows = result_file(), []
+    def __init__(self, file):
+        self.file, self.rows = file, []
 
     def add(self, what, attempt, *args):
         """Add a row: the dict that attempt(*args) returns, or how it failed."""
@@ -243,7 +243,10 @@ def fill(table, root, few):
         table.add(f"checkup of {healthy}", check_up, gpu, healthy, processes, 0)
     if processes == 2:
         table.add("measure_memory.py", measure, gpu, "measure_memory.py", 2)
-        table.add("measure_bubble.py", measure, gpu, "measure_bubble.py", 2)
+        smaller = ["--width=64", "--length=32"] if few else []
+        table.add(
+            "measure_bubble.py", measure, gpu, "measure_bubble.py", 2, *smaller
+        )
     if not few:
         table.add("tests that need a GPU", run_tests)
     for exercise in ["dp_ddp_intro"] if few else NEEDS:
@@ -262,7 +265,8 @@ def main():
         raise UserError(
             f"{why}; `make test-gpu GPU=--cpu` tries a part on CPU cores"
         )
-    table = Table()
+    table = Table(Path("logs/test_gpu.json") if args.cpu else result_file())
+    table.file.parent.mkdir(exist_ok=True)
     with TemporaryDirectory() as folder:
         root = Path(folder)
         for name in ("gpu", "cpu"):

@@ -13,7 +13,6 @@ from functools import cache
 import pytest
 from conftest import EXERCISES, REPOSITORY
 
-
 MODULES = {f"common.{f.stem}": f for f in REPOSITORY.glob("common/[a-z]*.py")}
 
 
