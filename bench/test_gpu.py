@@ -83,8 +83,8 @@ def run(command, folder, limit=300, expected=0, **env):
         raise Failed(f"no end after {limit} s: {last}") from None
     if job.returncode != expected:
         lines = [line for line in output.splitlines() if line.strip()] or [""]
-        why = next((line for line in lines if "Error" in line), lines[-1])
-        raise Failed(f"status {job.returncode}: {why}")
+        wrong = [line for line in lines if re.search("Error|  broken", line)]
+        raise Failed(f"status {job.returncode}: {(wrong or lines[-1:])[0]}")
     return output
 
 

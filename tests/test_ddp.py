@@ -101,7 +101,8 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 10))
 model(torch.zeros(2, 10)).sum().backward()
 sys.setswitchinterval(5)  # no thread gets a turn unless Python waits
-works = [dist.all_reduce(torch.zeros(3), async_op=True) for _ in range(200)]
+sums = torch.zeros(3, device="cpu")
+works = [dist.all_reduce(sums.clone(), async_op=True) for _ in range(200)]
 [work.wait() for work in works]
 del works
 dist.destroy_process_group()

@@ -130,6 +130,7 @@ def test_each_page_opens_and_is_accessible(left, right, tab):
     check(tab)
 
 
+@pytest.mark.slow
 def test_the_index_leads_to_each_pair(tab, pages):
     tab.goto((pages / "index.html").as_uri())
     assert tab.locator("td a").count() == len(PAIRS)
@@ -138,6 +139,7 @@ def test_the_index_leads_to_each_pair(tab, pages):
     assert "Choose one" in tab.locator("header").inner_text()
 
 
+@pytest.mark.slow
 def test_changes_are_chosen_by_keys_by_mouse_and_by_address(tab):
     number = len(new_rows(LEFT, RIGHT))
     assert not seen(tab, ".why") and len(seen(tab, ".row")) == number
@@ -162,6 +164,7 @@ def test_changes_are_chosen_by_keys_by_mouse_and_by_address(tab):
     assert tab.url == visited[-1]
 
 
+@pytest.mark.slow
 def test_alike_rows_are_folded(tab):
     folded = tab.locator(".fold").count()
     assert folded and not seen(tab, ".fold")
@@ -177,6 +180,7 @@ def test_alike_rows_are_folded(tab):
     assert len(seen(tab, ".fold")) == 1
 
 
+@pytest.mark.slow
 def test_slides_show_one_change_as_large_as_it_can_be(tab):
     rows = tab.locator(".row")
     size = "el => parseFloat(getComputedStyle(el).fontSize)"
@@ -198,6 +202,7 @@ def test_slides_show_one_change_as_large_as_it_can_be(tab):
     assert rows.last.is_visible()
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_kept_on_the_next_page(tab, pages):
     order = [
         page.split('"')[0]
@@ -248,6 +253,7 @@ def test_slides_on_a_phone(chromium, pages):
     tab.close()
 
 
+@pytest.mark.slow
 def test_larger_type_puts_one_script_below_the_other(tab):
     press(tab, "+", "+")
     assert tab.evaluate("document.body.scrollWidth") <= 1280
@@ -267,6 +273,7 @@ def test_one_side_is_copied(side, tab):
     assert [*filter(str.strip, copied)] == ["import time", "import torch"]
 
 
+@pytest.mark.slow
 def test_on_paper(tab):
     tab.emulate_media(media="print", color_scheme="dark")
     assert len(seen(tab, ".why")) > 15 and not seen(tab, "[role=toolbar]")

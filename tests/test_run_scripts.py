@@ -94,10 +94,10 @@ def test_a_failing_rank_ends_the_job_and_its_error_is_shown_once(room):
     (room / "fails.py").write_text(
         "import common.cli, torch, torch.distributed as dist\n"
         "dist.init_process_group()\n"
-        "dist.all_reduce(torch.ones(1))\n"
+        "dist.all_reduce(torch.ones(1, device='cpu'))\n"
         "if dist.get_rank() == 1:\n"
         "    raise ValueError('this is it')\n"
-        "dist.all_reduce(torch.ones(1))\n"
+        "dist.all_reduce(torch.ones(1, device='cpu'))\n"
     )
     done = run(["bash", "run-2gpus.sh", "fails.py"], room, timeout=60)
     assert done.returncode == 1
@@ -112,7 +112,7 @@ def test_a_killed_rank_ends_the_job(room):
         "dist.init_process_group()\n"
         "if dist.get_rank() == 1:\n"
         "    os.kill(os.getpid(), 9)\n"
-        "dist.all_reduce(torch.ones(1))\n"
+        "dist.all_reduce(torch.ones(1, device='cpu'))\n"
     )
     done = run(["bash", "run-2gpus.sh", "dies.py"], room, timeout=60)
     assert done.returncode == 137

@@ -22,7 +22,7 @@ dist.init_process_group()
 eaten = []
 while dist.get_rank() == 1:
     eaten.append(torch.ones(10_000_000))
-dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1, device="cpu"))
 """
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--length=8", "--sequences=64"]
 

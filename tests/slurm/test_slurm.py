@@ -90,10 +90,10 @@ MISTAKE = "import common.cli; raise common.cli.UserError('a mistake: type this')
 FAILS = """
 import common.cli, torch, torch.distributed as dist
 dist.init_process_group()
-dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1, device="cpu"))
 if dist.get_rank() == dist.get_world_size() - 1:
     raise ValueError("this is it")
-dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1, device="cpu"))
 """
 
 

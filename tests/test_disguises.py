@@ -1,0 +1,52 @@
+"""The tests pass on any machine: a part of them, where it looks like another one.
+
+In each disguise tests failed before they hid GPUs: a driver that is there, GPUs that
+PyTorch counts, and a Slurm job around the tests.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import HIDDEN, REPOSITORY
+
+pytestmark = pytest.mark.slow
+# What starts processes, counts them, and reads what they print.
+PART = "no_data or unknown_site or batch_that or largedata_multigpu or killed_rank"
+PART += " or may_hold_spaces or two_halves or how_many_processes or kept_on_cpus"
+FILES = [f"tests/test_{x}.py" for x in ("errors", "run_scripts", "ddp", "hardware")]
+# Where a file is put into /dev, nobody else sees it.
+LAYERS = "lowerdir=/dev,upperdir=$0/upper,workdir=$0/work"
+DRIVER = f"""
+mount -t tmpfs none "$0" && mkdir "$0/upper" "$0/work" &&
+mount -t overlay -o "{LAYERS}" none /dev &&
+mkdir -p /dev/shm && touch /dev/nvidia0 && exec "$@"
+"""
+JOB = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1", "SLURM_NNODES": "1"}
+JOB |= {"SLURM_CPUS_PER_TASK": "3", "SLURM_RESTART_COUNT": "1", "GPUS": "3"}
+JOB |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SITE": "lumi"}
+
+
+@pytest.mark.parametrize("disguise", ["driver", "1 GPU", "2 GPUs", "job"])
+def test_the_tests_pass(disguise, tmp_path):
+    ours = {*HIDDEN, "PYTHONPATH"}
+    env = {name: value for name, value in os.environ.items() if name not in ours}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", PART, *FILES]
+    command += ["-p", "no:cacheprovider", "--basetemp", tmp_path / "tests"]
+    if disguise == "driver":
+        if os.geteuid() != 0:
+            pytest.skip("a driver in /dev needs root, to mount one")
+        (tmp_path / "dev").mkdir()
+        fake = ["unshare", "--mount", "bash", "-c", DRIVER, tmp_path / "dev"]
+        command = [*fake, *command]
+    elif disguise == "job":
+        env |= JOB
+    else:
+        env["DISGUISE"] = disguise[0]
+        env["PYTHONPATH"] = str(REPOSITORY / "tests/disguise")
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "10 passed" in done.stdout.splitlines()[-1]
