@@ -40,7 +40,8 @@ def report(kind, error, trace):
     if getattr(error, "name", "") in ("tensorboard", "matplotlib", "tqdm"):
         kind, text = UserError, f"no {error.name}: `source common/env.sh` tells more"
     for words, what in KNOWN.items():
-        if kind is not UserError and re.search(words, text):
+        # Of a worker that was killed, the cause says why.
+        if kind is not UserError and re.search(words, f"{text} {error.__cause__}"):
             kind, text = UserError, f"{what} ({text.splitlines()[0]})"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
         value, least = os.environ.get(name, "1"), 0 if "RANK" in name else 1
