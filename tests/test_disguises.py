@@ -5,6 +5,7 @@ PyTorch counts, and a Slurm job around the tests.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -28,8 +29,21 @@ JOB |= {"SLURM_CPUS_PER_TASK": "3", "SLURM_RESTART_COUNT": "1", "GPUS": "3"}
 JOB |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SITE": "lumi"}
 
 
-@pytest.mark.parametrize("disguise", ["driver", "1 GPU", "2 GPUs", "job"])
-def test_the_tests_pass(disguise, tmp_path):
+def copy_checkout(folder):
+    """Copy the checkout, with a link to its .venv; return the copy."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.check_output(command, cwd=REPOSITORY, text=True).split("\0")
+    for name in filter(os.path.lexists, names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(REPOSITORY / name, folder / name, follow_symlinks=False)
+    (folder / ".venv").symlink_to(REPOSITORY / ".venv")
+    return folder
+
+
+@pytest.mark.parametrize("disguise", ["driver", "1 GPU", "2 GPUs", "job", "folder"])
+def test_the_tests_pass(disguise, tmp_path, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    checkout = REPOSITORY
     ours = {*HIDDEN, "PYTHONPATH"}
     env = {name: value for name, value in os.environ.items() if name not in ours}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", PART, *FILES]
@@ -42,11 +56,17 @@ def test_the_tests_pass(disguise, tmp_path):
         command = [*fake, *command]
     elif disguise == "job":
         env |= JOB
+    elif (
+        disguise == "folder"
+    ):  # nobody may write beside it, and cd says where it goes
+        checkout = copy_checkout(tmp_path / "parent" / "a clone, à côté")
+        (tmp_path / "parent").chmod(0o555)
+        env["CDPATH"] = "."
     else:
         env["DISGUISE"] = disguise[0]
         env["PYTHONPATH"] = str(REPOSITORY / "tests/disguise")
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=env, capture_output=True, text=True
+        command, cwd=checkout, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert "10 passed" in done.stdout.splitlines()[-1]

@@ -79,7 +79,6 @@ def of_intro(script):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.skipif(torch.__version__ < (2, 9), reason="needs a GPU there")
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
     """On a GPU, without one: a tensor on another device raises, as it does there."""
