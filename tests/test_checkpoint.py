@@ -130,6 +130,14 @@ def test_random_numbers_go_on(here):
     assert (again.state.epoch, again.state.best) == (1, 50.0)
 
 
+def test_a_best_epoch_is_copied_from_the_device_once(here, monkeypatch):
+    saves, original = [], torch.save
+    monkeypatch.setattr(torch, "save", lambda *a: saves.append(1) or original(*a))
+    Made().state.save(1, 50.0)
+    files = [Path(name).read_bytes() for name in (State.BEST, State.LATEST)]
+    assert len(saves) == 1 and files[0] == files[1]
+
+
 def test_the_best_model_is_right_after_a_kill_between_the_two_files(here):
     """Killed at each of the renames, and resumed, accuracy by accuracy."""
     accuracies = [10.0, 30.0, 20.0, 40.0]

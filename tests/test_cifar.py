@@ -495,6 +495,14 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
     for row, (device, *values) in zip(written[1:], rows, strict=True):
         assert row[1] == device and abs(float(row[0]) - time.time()) < 60
         assert [float(v) if v else "" for v in row[2:]] == values
+    if tool == "nvidia-smi":  # it shows all, also those of others
+        run(
+            [sys.executable, "-c", code],
+            tmp_path,
+            **{**env, "CUDA_VISIBLE_DEVICES": "1"},
+        )
+        written = [row[1] for row in csv.reader((tmp_path / "out.csv").open())]
+        assert written == ["device", "GPU 1"]
     only = {"nvidia-smi": "", "amd-smi": "--gpu 2 3", "rocm-smi": "--device 2 3"}
     assert only[tool] in (tmp_path / "asked").read_text()
     (tmp_path / "asked").unlink()

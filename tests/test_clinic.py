@@ -370,6 +370,29 @@ def test_it_is_started_by_the_run_script(tmp_path):
     assert all(name in " ".join(done.stdout.split()) for name in NAMES)
 
 
+@pytest.mark.slow
+def test_it_is_started_from_another_folder(tmp_path):
+    room = copy_room("dp_ddp_intro", tmp_path)
+    copy_room("clinic", tmp_path)
+    options = [
+        "--layers=1",
+        "--width=16",
+        "--heads=2",
+        "--length=8",
+        "--sequences=64",
+    ]
+    command = [
+        "bash",
+        "jobscript_ddp.sh",
+        "../clinic/checkup.py",
+        "ddp.py",
+        *options,
+    ]
+    done = run([*command, "--batch-size=8", "--epochs=2"], room)
+    assert done.returncode == 0, done.stderr
+    assert "Checkup of ddp.py: 2 processes, 8 steps" in done.stdout
+
+
 BREAKS = [ORDER, RANDOM, GRADIENTS, SPLIT, IMAGES, FILES, COLLECTIVES, COLLECTIVES]
 
 
