@@ -29,7 +29,9 @@ class Trainer:
         self.device, self.rank = device, rank
         self.train_set, val_set = shapes(1536, seed=7), shapes(501, seed=8)
         self.sampler = DistributedSampler(self.train_set, seed=args.seed)
-        loader = make_loader(self.train_set, args.batch_size, device, self.sampler)
+        loader = make_loader(
+            self.train_set, args.batch_size, device, sampler=self.sampler
+        )
         share = Subset(val_set, range(rank, len(val_set), world_size))
         self.train_loader = loader
         self.val_loader = make_loader(share, args.batch_size, device)
