@@ -182,6 +182,19 @@ def copy_room(exercise, folder):
     )
 
 
+def copy_checkout(target):
+    """Copy what git knows, and link the Python environments; return the copy."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.check_output(command, cwd=REPOSITORY, text=True)
+    for name in filter(None, names.split("\0")):
+        if os.path.lexists(REPOSITORY / name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, target / name, follow_symlinks=False)
+    for name in (".venv", ".venv-tensorflow"):
+        (target / name).symlink_to(REPOSITORY / name)
+    return target
+
+
 @pytest.fixture
 def room(tmp_path):
     return copy_room("exercise8", tmp_path)

@@ -5,12 +5,11 @@ PyTorch counts, and a Slurm job around the tests.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
-from conftest import HIDDEN, REPOSITORY
+from conftest import HIDDEN, REPOSITORY, copy_checkout
 
 pytestmark = pytest.mark.slow
 # What starts processes, counts them, and reads what they print.
@@ -29,20 +28,8 @@ JOB |= {"SLURM_CPUS_PER_TASK": "3", "SLURM_RESTART_COUNT": "1", "GPUS": "3"}
 JOB |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SITE": "lumi"}
 
 
-def copy_checkout(folder):
-    """Copy the checkout, with a link to its .venv; return the copy."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.check_output(command, cwd=REPOSITORY, text=True).split("\0")
-    for name in filter(os.path.lexists, names):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(REPOSITORY / name, folder / name, follow_symlinks=False)
-    (folder / ".venv").symlink_to(REPOSITORY / ".venv")
-    return folder
-
-
 @pytest.mark.parametrize("disguise", ["driver", "1 GPU", "2 GPUs", "job", "folder"])
-def test_the_tests_pass(disguise, tmp_path, monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
+def test_the_tests_pass(disguise, tmp_path):
     checkout = REPOSITORY
     ours = {*HIDDEN, "PYTHONPATH"}
     env = {name: value for name, value in os.environ.items() if name not in ours}

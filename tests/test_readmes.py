@@ -13,7 +13,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import EXERCISES, REPOSITORY
+from conftest import EXERCISES, REPOSITORY, copy_checkout
 
 README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
@@ -108,16 +108,7 @@ def test_links_lead_somewhere(file):
 @pytest.fixture
 def copy(tmp_path):
     """A fresh copy of the repository, with the Python environments of this one."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.check_output(command, cwd=REPOSITORY, text=True)
-    target = tmp_path / "repository"
-    for name in filter(None, names.split("\0")):
-        if os.path.lexists(REPOSITORY / name):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, target / name, follow_symlinks=False)
-    for name in (".venv", ".venv-tensorflow"):
-        (target / name).symlink_to(REPOSITORY / name)
-    return target
+    return copy_checkout(tmp_path / "repository")
 
 
 @pytest.mark.slow
