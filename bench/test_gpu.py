@@ -102,8 +102,12 @@ def losses(output):
 
 
 def train_on_cpu(root, script, processes):
+    """Return the losses with the same batches; DataParallel has one device there."""
     exercise, _, path = script.partition("/")
     command = [*launcher(script, processes), path, *SMALL[exercise].split()]
+    if "nn.DataParallel" in (REPOSITORY / script).read_text():
+        batch = int(re.search(r"--batch-size (\d+)", SMALL[exercise])[1])
+        command.append(f"--batch-size={batch * find_gpus()[1]}")
     return losses(run(command, root / exercise, 600, **HIDE))
 
 
