@@ -112,6 +112,7 @@ def copy(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("file", [f for f in FILES if f not in DOCS])
 def test_commands_work_as_typed(file, copy, sample, tmp_path):
     """With README_TIMES=FILE as a reader types them, and timed; else shorter."""
