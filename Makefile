@@ -1,7 +1,7 @@
 SHELL := bash
 unexport CDPATH # else cd prints where it goes
 PYTHON ?= python3
-# Half as many again as there are CPUs: much of what is slow waits, for Slurm or a time limit.
+# Half as many again as there are CPUs: tests often wait, for processes that start or a limit.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 .PHONY: help demo test test-all test-slow test-gpu lint bench pages rehearse venv venv-tensorflow
 
@@ -12,7 +12,7 @@ demo: venv # exercise 8 on one GPU and on two; with fewer GPUs on CPU cores, too
 	@bash demo.sh
 
 test: lint # each script as users run it, and what DDP promises
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n $(WORKERS)
 
 test-all: test test-slow # also what is slow; TensorFlow; with root a real Slurm
 

@@ -13,7 +13,7 @@ module purge
 if [[ $framework == tensorflow ]]; then
     module load "${TENSORFLOW_MODULE:-TensorFlow}" # 2.16 or later, with CUDA: `module spider TensorFlow`
 else
-    module load "${PYTORCH_MODULE:-PyTorch-bundle}" # 2.9 or later: `module spider PyTorch-bundle`
+    module load "${PYTORCH_MODULE:-PyTorch-bundle}" # 2.10 or later: `module spider PyTorch-bundle`
     # Plots and notebooks, in versions for the same toolchain: `module spider matplotlib`
     # module load matplotlib/... JupyterLab/...
     venv=$course/.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
