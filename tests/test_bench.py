@@ -31,7 +31,6 @@ NEVER_ENDS = """
 import sys
 sys.path.insert(0, "../bench")
 import measure
-held = []
 wait = "import time; print(1, flush=True); time.sleep(1000)"
 open("wait.py", "w").write(wait)
 with measure.as_it_comes("wait.py") as case:

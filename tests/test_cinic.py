@@ -309,6 +309,7 @@ def test_a_step_does_not_wait(batches):
     assert watching.waits == [] and len(reads) == (2 if batches < 5 else 3)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("script", ["cinic", "cinic_amp"])
 def test_no_synchronisation_on_a_gpu(script, monkeypatch):

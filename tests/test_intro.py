@@ -89,6 +89,7 @@ def test_data_parallel_takes_a_batch_for_all(tmp_path, monkeypatch, capfd):
     assert "8 per CPU core x 2 CPU cores = 16" in said
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_data_parallel_cuts_a_batch(room):
     options = [*HELLO, "--sequences", 16]

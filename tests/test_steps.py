@@ -58,6 +58,7 @@ def test_the_watch_sees_an_item():
     assert watch.waits
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_no_synchronisation_on_a_gpu():
     module, model, optimizer = script()
