@@ -1,177 +1,129 @@
-"""Draws the last step of a profiler's trace, as Perfetto would show it.
+"""Draws the last step of a profiler's trace: a band for each thread and GPU stream.
 
     python plot_trace.py [logs/profiler/trace.json] [--to FILE.png]
 
-Without a file's name it takes the newest in logs/profiler, of rank 0. From left to
-right is time. Each thread and each GPU stream has a band; what is below an operator
-was called by it.
+Without a file's name it takes the newest in logs/profiler. From left to right is
+time. For the name of each operator open the trace at https://ui.perfetto.dev.
 """
 
 import json
-from collections import defaultdict
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from common.cli import OptionParser, UserError
 
-KINDS = {  # colour, and what a name holds; the first that fits
-    "communication": ("red", ("nccl", "rccl", "gloo", "all_reduce", "allreduce")),
-    "batch norm": ("tab:orange", ("batch_norm", "batchnorm", "bn_")),
+KINDS = {  # colour, and what a name holds; the last that fits counts
+    "other": ("0.7", ()),
     "convolution": ("tab:blue", ("conv", "cudnn", "gemm", "xmma", "fprop")),
+    "batch norm": ("tab:orange", ("batch_norm", "batchnorm", "bn_")),
     "optimizer": ("green", ("optimizer", "fused_sgd", "fusedsgd")),
-    "other": ("0.7", ("",)),
+    "communication": ("red", ("nccl", "rccl", "gloo", "all_reduce", "allreduce")),
 }
-# What a step is made of, by how the names of its operators begin.
-PHASES = {
+ROLES = {  # of a thread, by how the name of one of its operators begins
+    "ProfilerStep": "main thread",
+    "autograd::engine": "backward thread",
+    "gloo:": "Gloo's thread",
+    "nccl:": "NCCL's thread",
+}
+PHASES = {  # of the main thread, by how the names of their operators begin
     "backward": ("autograd::engine", "torch.distributed.ddp.reducer"),
     "optimizer": ("Optimizer.step",),
 }
-SHADES = {"forward": "lightblue", "backward": "khaki", "optimizer": "yellowgreen"}
-GPU = "kernel", "gpu_memcpy", "gpu_memset"
-# Not work: the steps' names on the GPU's side, and the profiler's own trouble.
-SKIPPED = "gpu_user_annotation", "overhead", "Trace"
-DEPTH = 4  # operators inside of operators, so many are drawn
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+# Not work: the steps' names on the GPU's side, and the profiler's own time.
+SKIPPED = ("gpu_user_annotation", "overhead", "Trace")
 
 
-def read_trace(file):
-    """Return the events of the last whole step, in ms, and the process's name.
+def read_step(file):
+    """Return the last whole step, as {band: [(name, start, length)]} in ms.
 
-    Raises UserError if the file has none.
+    A band is (is it on a GPU, process or GPU, thread or stream). Raises UserError if
+    the file has no step.
     """
     try:
-        trace = json.loads(Path(file).read_text())
-        events = [e for e in trace["traceEvents"] if e.get("dur", 0) > 0]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {file}: {error}") from None
-    steps = [e for e in events if e["name"].startswith("ProfilerStep")]
-    if not steps:
-        raise UserError(f"no step in {file}: profile 8 steps at least")
-    # On a GPU a step has two, of the CPU that asks and of the stream that works.
-    last = max(steps, key=lambda step: step["ts"])["name"]
-    steps = [step for step in steps if step["name"] == last]
-    start = min(step["ts"] for step in steps)
-    end = max(step["ts"] + step["dur"] for step in steps)
-    process = next(e["pid"] for e in steps if e.get("cat") != "gpu_user_annotation")
-    rank = trace.get("distributedInfo", {}).get("rank")
-    return [
-        e | {"ts": (e["ts"] - start) / 1e3, "dur": e["dur"] / 1e3}
-        for e in events
-        if start <= e["ts"] < end and e.get("cat") not in SKIPPED
-    ], f"process {process}" if rank is None else f"rank {rank}"
+        events = json.loads(Path(file).read_text())["traceEvents"]
+        events = [event for event in events if event.get("dur", 0) > 0]
+        steps = [
+            event for event in events if event["name"].startswith("ProfilerStep")
+        ]
+        if not steps:
+            raise UserError(f"no step in {file}; profile 8 steps at least")
+        # On a GPU a step has two events: the CPU's that asks, and the GPU's.
+        last = max(steps, key=lambda step: step["ts"])["name"]
+        steps = [step for step in steps if step["name"] == last]
+        start = min(step["ts"] for step in steps)
+        end = max(step["ts"] + step["dur"] for step in steps)
+        bands = {}
+        for event in events:
+            if start <= event["ts"] < end and event.get("cat") not in SKIPPED:
+                band = event.get("cat") in GPU, event["pid"], event["tid"]
+                times = (event["ts"] - start) / 1e3, event["dur"] / 1e3
+                bands.setdefault(band, []).append((event["name"], *times))
+        return bands
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {file} as a trace: {error}") from None
 
 
-def kind(event):
-    """Return which of KINDS an event is, by its name."""
-    name = event["name"].lower()
-    return next(k for k, (_, words) in KINDS.items() if any(map(name.count, words)))
+def find_kind(name):
+    """Return which of KINDS an operator or a kernel is."""
+    fitting = "other"
+    for kind, (_, words) in KINDS.items():
+        if any(word in name.lower() for word in words):
+            fitting = kind
+    return fitting
 
 
-def role(events):
-    """Return what one thread or stream does, from its events."""
-    names, kinds = [event["name"] for event in events], set(map(kind, events))
-    if events[0].get("cat") in GPU:
-        work = "copies" if {e["cat"] for e in events} <= {*GPU[1:]} else "computes"
-        work = "NCCL" if kinds == {"communication"} else work
-        return f"GPU {events[0]['pid']}, stream {events[0]['tid']}: {work}"
-    beginnings = {
-        "ProfilerStep": "main thread",
-        "autograd::engine": "backward (autograd) thread",
-        "gloo:": "Gloo's thread",
-        "nccl:": "NCCL's thread",
-    }
-    for beginning, words in beginnings.items():
-        if any(name.startswith(beginning) for name in names):
-            return words
-    return f"thread {events[0]['tid']}"
+def name_band(band, events):
+    """Return what a thread or a GPU's stream is called."""
+    on_gpu, process, thread = band
+    if on_gpu:
+        return f"GPU {process}, stream {thread}"
+    for beginning, role in ROLES.items():
+        if any(name.startswith(beginning) for name, *_ in events):
+            return role
+    return f"thread {thread}"
 
 
-def span(events):
-    """Return when the first of them starts and the last one ends, in ms."""
-    return min(e["ts"] for e in events), max(e["ts"] + e["dur"] for e in events)
-
-
-def phases_of_calls(events):
-    """Return {phase: (start, end)} of what the CPU does, or asks a GPU to do."""
-    found = {}
+def find_phases(bands):
+    """Return {phase: when it begins}, by what the CPU does, or asks the GPU for."""
+    phases = {"forward": 0}
     for phase, beginnings in PHASES.items():
-        if calls := [e for e in events if e["name"].startswith(beginnings)]:
-            found[phase] = span(calls)
-    if "backward" in found:
-        found = {"forward": (0, found["backward"][0])} | found
-    return found
+        starts = [
+            start
+            for (on_gpu, *_), events in bands.items()
+            for name, start, _ in events
+            if not on_gpu and name.startswith(beginnings)
+        ]
+        if starts:
+            phases[phase] = min(starts)
+    return phases
 
 
-def phases_of_kernels(events, calls):
-    """Return the same of a GPU: a kernel is of the phase that asked for it."""
-    asked = {
-        e["args"]["correlation"]: e["ts"]
-        for e in events
-        if e.get("cat") not in GPU and "correlation" in e.get("args", {})
-    }
-    found = defaultdict(list)
-    for event in events:
-        if event.get("cat") in GPU:
-            when = asked.get(event["args"].get("correlation"), -1)
-            for phase, (start, end) in calls.items():
-                if start <= when < end:
-                    found[phase].append(event)
-    return {phase: span(kernels) for phase, kernels in found.items()}
-
-
-def bars(events):
-    """Return {(depth, kind): [(start, length)]} of one thread's events."""
-    found, open_until = defaultdict(list), []
-    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
-        while open_until and open_until[-1] <= event["ts"]:
-            open_until.pop()
-        if len(open_until) < DEPTH:
-            found[len(open_until), kind(event)].append((event["ts"], event["dur"]))
-        open_until.append(event["ts"] + event["dur"])
-    return found
-
-
-def draw(events, process, file):
+def draw(bands, file):
     """Save a PNG: times in ms from the start of the step."""
-    bands = defaultdict(list)
-    for event in events:
-        bands[event["pid"], event["tid"]].append(event)
-    roles = {band: role(members) for band, members in bands.items()}
-    # Threads before streams, the main thread first.
-    order = sorted(
-        bands, key=lambda b: ("stream" in roles[b], "main" not in roles[b])
-    )
-    calls = phases_of_calls(events)
-    kernels = phases_of_kernels(events, calls)
-    figure = Figure(layout="constrained")
+    names = {band: name_band(band, events) for band, events in bands.items()}
+    # Threads before streams, and the main thread first.
+    order = sorted(bands, key=lambda band: (band[0], names[band] != "main thread"))
+    figure = Figure(figsize=(13, 1.7 + 0.8 * len(bands)), layout="constrained")
     axes = figure.add_subplot()
-    width = 1.1 * span(events)[1]  # a phase's name may begin near the right end
-    y, ticks, marks = 0, {}, [("main", calls), ("stream", kernels)]
-    for band in order:
-        if marks and marks[0][0] in roles[band]:  # above the first of its kind
-            y -= 2
-            free = 0  # from here on there is no other text
-            for phase, (start, end) in marks.pop(0)[1].items():
-                axes.barh(y, end - start, 0.8, start, color=SHADES[phase])
-                axes.text(max(start, free), y + 0.5, phase, fontsize=15, va="bottom")
-                free = max(start, free) + width / 8
-            y -= 1
-        depths = bars([e for e in bands[band] if "ProfilerStep" not in e["name"]])
-        for (depth, name), times in depths.items():
-            shade, _ = KINDS[name]
-            axes.broken_barh(times, (y - depth - 0.45, 0.9), color=shade, lw=0)
-        deepest = max((depth for depth, _ in depths), default=0)
-        ticks[y - deepest / 2] = f"{process}\n{roles[band]}"
-        y -= deepest + 2
-    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=14)
+    for y, band in enumerate(order):
+        bars = {kind: [] for kind in KINDS}
+        for name, start, length in bands[band]:
+            if not name.startswith("ProfilerStep"):
+                bars[find_kind(name)].append((start, length))
+        for kind, (colour, _) in KINDS.items():
+            label = kind if y == 0 else None
+            axes.broken_barh(bars[kind], (y - 0.4, 0.8), color=colour, label=label)
+    for phase, start in find_phases(bands).items():
+        axes.axvline(start, color="black", linestyle=":")
+        axes.text(start, -0.6, f" {phase}", fontsize=15)
+    axes.set_yticks(range(len(order)), [names[band] for band in order], fontsize=14)
+    axes.set_ylim(len(order) - 0.5, -1)
     axes.tick_params("x", labelsize=14)
     axes.set_xlabel("ms since the start of the step", fontsize=15)
-    axes.set(xlim=(0, width), ylim=(y + 1, 0))
     axes.spines[["top", "right"]].set_visible(False)
-    for name, (shade, _) in KINDS.items():
-        axes.barh(0, 0, color=shade, label=name)
     figure.legend(ncols=len(KINDS), loc="outside upper center", fontsize=14)
-    figure.set_size_inches(13, 1.6 - 0.36 * y)
     figure.savefig(file, dpi=110)
 
 
@@ -181,17 +133,13 @@ def main():
     add("file", nargs="?", type=Path, help="trace to read; default: the newest")
     add("--to", type=Path, default=Path("logs/trace.png"), help="PNG to write")
     args = parser.parse_args()
-    names = "trace.json", "trace_rank0.json"
-    files = [Path("logs/profiler", name) for name in names]
-    files = [args.file] if args.file else [file for file in files if file.exists()]
+    files = [args.file] if args.file else list(Path("logs/profiler").glob("*.json"))
     if not files:
-        raise UserError(
-            "no trace in logs/profiler/: type `bash run_single_cifar.sh`"
-        )
+        raise UserError("no trace in logs/profiler; run `bash run_single_cifar.sh`")
     file = max(files, key=lambda file: args.file or file.stat().st_mtime)
-    events, process = read_trace(file)
+    bands = read_step(file)
     args.to.parent.mkdir(parents=True, exist_ok=True)
-    draw(events, process, args.to)
+    draw(bands, args.to)
     print(f"Plot of {file} saved to {args.to}")
 
 

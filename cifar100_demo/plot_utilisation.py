@@ -7,105 +7,113 @@ Without a file's name it takes the newest one in logs/.
 
 import csv
 import json
-from collections import defaultdict
+import re
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from common.cli import OptionParser, UserError
 
-PANELS = {
-    "utilisation_percent": "utilisation in %",
-    "memory_gb": "memory in GB",
-    "power_w": "power in W",
+QUANTITIES = {  # what nvidia-smi's and rocm-smi's columns have in their names
+    "utilisation in %": re.compile("utilization|GPU use"),
+    "memory in GB": re.compile("memory.used|Used Memory"),
+    "power in W": re.compile("power.draw|Power"),
 }
+GB = {"[MiB]": 2**20 / 1e9, "(B)": 1e-9}  # a unit of memory, by a column's name
+NUMBER = re.compile(r"\d+(\.\d+)?")  # of "97 %", say; none of "[N/A]"
 
 
 def read_samples(file):
-    """Return {device: its rows, dicts of numbers or None}, or raise UserError."""
-    devices = defaultdict(list)
+    """Return {quantity: {device: [(seconds, number)]}}, of the lines that are whole.
+
+    Raises UserError if there is none.
+    """
     try:
-        with open(file, newline="") as lines:
-            for row in csv.DictReader(lines):
-                device = row.pop("device")
-                numbers = {k: float(v) if v else None for k, v in row.items()}
-                devices[device].append(numbers)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        with open(file, newline="", errors="replace") as lines:
+            rows = list(csv.reader(lines, skipinitialspace=True))
+    except (OSError, csv.Error) as error:
         raise UserError(f"cannot read {file}: {error}") from None
-    if not devices:
-        raise UserError(f"no samples in {file}: it takes a run of some seconds")
-    return devices
+    samples = {}
+    for quantity, name in QUANTITIES.items():
+        for column, title in enumerate(rows[0] if rows else []):
+            if not name.search(title):
+                continue
+            unit = GB.get(title.split()[-1], 1)
+            for row in rows:
+                whole = len(row) == len(rows[0]) and NUMBER.fullmatch(row[0])
+                found = whole and NUMBER.match(row[column])
+                if found:
+                    device = re.sub(r"^(card)?(?=\d)", "GPU ", row[1])
+                    points = samples.setdefault(quantity, {}).setdefault(device, [])
+                    points.append((float(row[0]), float(found[0]) * unit))
+    if not samples:
+        raise UserError(f"no samples in {file}; name a file that monitor.py wrote")
+    return samples
 
 
-def read_runs(start, end, file):
-    """Return the runs that ended in between, but for those of other jobs."""
+def read_runs(job, start, end):
+    """Return [(script, ends of epochs)] of the job's runs that ended in between."""
     results = Path("logs/results.jsonl")
-    runs = map(json.loads, results.open()) if results.exists() else []
-    jobs = None, file.stem.removeprefix("utilisation-")
-    return [
-        run
-        for run in runs
-        if start <= run["epoch_ends"][-1] <= end and run["slurm_job"] in jobs
-    ]
+    runs = []
+    for line in results.open(errors="replace") if results.exists() else []:
+        try:
+            run = json.loads(line)
+            script, ends = run["script"], run["epoch_ends"]
+            if start <= ends[-1] <= end and run["slurm_job"] in (None, job):
+                runs.append((script, ends))
+        except (ValueError, KeyError, TypeError, IndexError):
+            continue  # no run that plots need
+    return runs
 
 
-def draw(devices, runs, file):
-    """Save a PNG with a panel for each quantity that was measured."""
-    times = [row["time"] for rows in devices.values() for row in rows]
-    panels = [
-        key
-        for key in PANELS
-        if any(row[key] is not None for rows in devices.values() for row in rows)
-    ]
-    figure = Figure(figsize=(11, 1 + 2.4 * len(panels)), layout="constrained")
-    subplots = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    epochs = [pair for run in runs for pair in enumerate(run["epoch_ends"], start=1)]
-    ends = [end - min(times) for _, end in epochs]
-    for axes, key in zip(subplots, panels, strict=True):
-        for device, rows in sorted(devices.items()):
-            seconds = [row["time"] - min(times) for row in rows]
-            axes.plot(seconds, [row[key] for row in rows], label=device, lw=2)
-        axes.set_ylabel(PANELS[key], fontsize=14)
-        axes.set_ylim(0, 105 if key == "utilisation_percent" else None)
+def draw(samples, runs, start, file):
+    """Save a PNG with a panel for each quantity, in seconds since the start."""
+    figure = Figure(figsize=(11, 1 + 2.4 * len(samples)), layout="constrained")
+    panels = figure.subplots(len(samples), sharex=True, squeeze=False)[:, 0]
+    ends = [end - start for _, ends in runs for end in ends]
+    for axes, (quantity, devices) in zip(panels, samples.items(), strict=True):
+        for device, points in sorted(devices.items()):
+            seconds, numbers = zip(*points, strict=True)
+            axes.plot([s - start for s in seconds], numbers, label=device, lw=2)
+        axes.set_ylabel(quantity, fontsize=14)
+        axes.set_ylim(0, 105 if "%" in quantity else None)
         axes.tick_params(labelsize=13)
         for end in ends:
             axes.axvline(end, color="gray", linestyle=":")
-    if epochs:
-        top = subplots[0].secondary_xaxis("top")
-        top.set_ticks(ends, [epoch for epoch, _ in epochs])
+    if ends:
+        top = panels[0].secondary_xaxis("top")
+        top.set_ticks(ends, [n for _, ends in runs for n in range(1, len(ends) + 1)])
         top.tick_params(labelsize=13)
         top.set_xlabel("end of epoch", fontsize=14)
-    figure.suptitle(", ".join(run["script"] for run in runs), fontsize=15)
-    lines = subplots[0].get_legend_handles_labels()
+    figure.suptitle(", ".join(script for script, _ in runs), fontsize=15)
+    lines = panels[0].get_legend_handles_labels()
     figure.legend(*lines, loc="outside lower center", ncols=8, fontsize=13)
-    subplots[-1].set_xlabel("seconds since the start", fontsize=14)
+    panels[-1].set_xlabel("seconds since the start", fontsize=14)
     figure.savefig(file, dpi=110)
 
 
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add(
-        "file",
-        nargs="?",
-        type=Path,
-        help="CSV to read; default: the newest in logs/",
-    )
+    file_help = "CSV to read; default: the newest in logs/"
+    add("file", nargs="?", type=Path, help=file_help)
     add("--to", type=Path, default=Path("logs/utilisation.png"), help="PNG to write")
     args = parser.parse_args()
-    files = [args.file] if args.file else Path("logs").glob("utilisation-*.csv")
-    files = sorted(files, key=lambda file: args.file or file.stat().st_mtime)
+    files = (
+        [args.file] if args.file else list(Path("logs").glob("utilisation-*.csv"))
+    )
     if not files:
-        raise UserError(
-            "no logs/utilisation-*.csv yet: type `bash run_single_cifar.sh` first"
-        )
-    devices = read_samples(files[-1])
-    times = [row["time"] for rows in devices.values() for row in rows]
+        raise UserError("no logs/utilisation-*.csv; run `bash run_single_cifar.sh`")
+    file = max(files, key=lambda file: args.file or file.stat().st_mtime)
+    samples = read_samples(file)
+    devices = [points for found in samples.values() for points in found.values()]
+    times = [seconds for points in devices for seconds, _ in points]
+    job = file.stem.removeprefix("utilisation-")
     # A run's last epoch ends a moment before the monitor does.
-    runs = read_runs(min(times), max(times) + 2, files[-1])
+    runs = read_runs(job, min(times), max(times) + 2)
     args.to.parent.mkdir(parents=True, exist_ok=True)
-    draw(devices, runs, args.to)
-    print(f"Plot of {files[-1]} saved to {args.to}")
+    draw(samples, runs, min(times), args.to)
+    print(f"Plot of {file} saved to {args.to}")
 
 
 if __name__ == "__main__":
