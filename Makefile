@@ -23,7 +23,7 @@ test-slow: venv venv-tensorflow
 lint: venv # style
 	.venv/bin/ruff check && .venv/bin/ruff format --check
 
-bench: venv # speeds, against ceilings and the plain way
+bench: venv # speeds, against ceilings and naive versions
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
 test-gpu: # all that wants a GPU, in ten minutes, and one file to send in

@@ -1,11 +1,12 @@
-"""Measures the training scripts against their ceilings, and the plain way.
+"""Measures the training scripts against their ceilings, and against naive versions.
 
     make bench
     DATADIR=/path/to/data make bench BENCH="--only exercise8 --only cinic_lab"
     cd exercise8 && sbatch --gpus-per-node=2 run.sh ../bench/bench.py
 
 Prints each row when it is measured, and keeps it in results/, with what check.py
-says of the machine. Data that are not in DATADIR are drawn, and the rows say so.
+says of the machine. Without data in DATADIR it draws synthetic data, and the rows
+say so.
 """
 
 import json
@@ -18,18 +19,18 @@ import time
 from pathlib import Path
 
 import torch
-from check import NEEDS
-from measure import HEAD, line
+from check import REQUIRED_FILES
+from timing import HEAD, format_row
 
 from common.cli import OptionParser, at_least
 from common.data import REPOSITORY, SAMPLES, data_root
-from common.device import find_gpus
-from common.prepare import find_images
+from common.device import count_gpus
+from common.prepare import find_image_root
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
 TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
-# The image files that the plain way of an exercise reads, besides what it needs.
+# The image files that the naive version of an exercise reads, besides its own data.
 IMAGES = {
     "exercise8": ("dogs-vs-cats", "train", "cats"),
     "cinic_lab": ("CINIC", "train", "airplane"),
@@ -38,22 +39,27 @@ IMAGES = {
 
 def processor():
     """Return the name of the GPU, or else of the CPU and what it can do."""
-    kind, gpus, _ = find_gpus()
-    if gpus:  # asked without taking memory of it: this process measures nothing
+    if count_gpus():  # asked without taking memory of it: this process only starts
+        kind = torch.accelerator.current_accelerator()
         return torch.get_device_module(kind).get_device_name(0)
     names = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
     return f"{names[0]}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def data_for(exercise):
-    """Return the DATADIR to use, and whether it is drawn; draw it if need be."""
-    root, (name, *first) = data_root(), IMAGES.get(exercise, [""])
-    lacking = [what for what in NEEDS[exercise] if not any(root.glob(what))]
-    if first and not find_images(root / name, *first):
-        lacking.append(f"{name}/**/{'/'.join(first)}/, which the plain way reads")
+    """Return the DATADIR to use, and whether it is synthetic; draw it if need be."""
+    root = data_root()
+    lacking = [what for what in REQUIRED_FILES[exercise] if not any(root.glob(what))]
+    if exercise in IMAGES:
+        name, *first = IMAGES[exercise]
+        if not find_image_root(root / name, *first):
+            lacking.append(f"{name}/**/{'/'.join(first)}/ for the naive version")
     if not lacking:
-        return root, bool(NEEDS[exercise]) and root.resolve() == SAMPLES.resolve()
-    print(f"{exercise} on drawings: no {', '.join(lacking)} in {root}", flush=True)
+        return root, bool(
+            REQUIRED_FILES[exercise]
+        ) and root.resolve() == SAMPLES.resolve()
+    why = f"no {', '.join(lacking)} in {root}"
+    print(f"{exercise} on synthetic data: {why}", flush=True)
     draw = [sys.executable, "sample_data.py"]
     subprocess.run(draw, cwd=REPOSITORY / exercise, check=True)
     return SAMPLES, True
@@ -64,11 +70,11 @@ def result_file():
     return RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
 
 
-def rows_of(exercise, root, drawn, *, repeats, seconds):
+def rows_of(exercise, root, synthetic, *, repeats, seconds):
     """Yield the rows of an exercise as they are measured; raise if that fails."""
     command = [f"{exercise}.py", str(repeats), str(seconds)]
     launches = [[sys.executable, *command]]
-    if find_gpus()[1] != 1:  # two GPUs, or two CPU cores
+    if count_gpus() != 1:  # two GPUs, or two CPU cores
         launches.append([*TORCHRUN, "--nproc-per-node=2", *command])
     for launch in launches:
         env = {**os.environ, "DATADIR": str(root)}
@@ -77,7 +83,9 @@ def rows_of(exercise, root, drawn, *, repeats, seconds):
         ) as job:
             for printed in filter(lambda text: text[0] == "{", job.stdout):
                 row = json.loads(printed)
-                yield row | {"script": row["script"] + ", drawn data" * drawn}
+                if synthetic:
+                    row["script"] += ", synthetic data"
+                yield row
         if job.returncode:
             raise subprocess.CalledProcessError(job.returncode, launch)
 
@@ -86,10 +94,8 @@ def checked():
     """Return what check.py finds out of the machine's GPUs, or of two CPU cores."""
     print("Checking the machine by check.py: up to two minutes\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        file, processes = (
-            Path(folder, "check.json"),
-            f"--nproc-per-node={find_gpus()[1] or 2}",
-        )
+        file = Path(folder, "check.json")
+        processes = f"--nproc-per-node={count_gpus() or 2}"
         command = [*TORCHRUN, processes, "check.py", "--to", file]
         subprocess.run(command, cwd=BENCH)
         found = json.loads(file.read_text()) if file.exists() else {}
@@ -122,9 +128,15 @@ def main():
     add, text = parser.add_argument, "default: all; may be given several times"
     add("--repeats", type=at_least(1), default=5, help="in turns")
     add("--seconds", type=float, default=2.0, help="of each repeat, about")
-    add("--only", action="append", choices=NEEDS, metavar="EXERCISE", help=text)
+    add(
+        "--only",
+        action="append",
+        choices=REQUIRED_FILES,
+        metavar="EXERCISE",
+        help=text,
+    )
     args = parser.parse_args()
-    file, names = result_file(), args.only or list(NEEDS)
+    file, names = result_file(), args.only or list(REQUIRED_FILES)
     results = load(file)
     results["check"] = checked()
     data = {name: data_for(name) for name in names}
@@ -133,26 +145,19 @@ def main():
     about = f"about {sum(minutes):.0f}" if all(minutes) else "an unknown number of"
     print(f"On {processor()}: {about} minutes\n\n{HEAD}", flush=True)
     failed = []
-    for name, (root, drawn) in data.items():
+    for name, (root, synthetic) in data.items():
         start, rows = time.perf_counter(), []
         before = results["exercises"].get(name, {})
-        measured = {
-            "torch": torch.__version__,
-            "repeats": args.repeats,
-            "rows": rows,
-        }
+        measured = {"torch": torch.__version__, "repeats": args.repeats}
+        measured["rows"] = rows
         try:
             for row in rows_of(
-                name, root, drawn, repeats=args.repeats, seconds=args.seconds
+                name, root, synthetic, repeats=args.repeats, seconds=args.seconds
             ):
                 rows.append(row)
-                print(line(row), flush=True)
+                print(format_row(row), flush=True)
                 # Until all rows are there: how long it took the last time.
-                results["exercises"][name] = {
-                    **before,
-                    **measured,
-                    "complete": False,
-                }
+                results["exercises"][name] = before | measured | {"complete": False}
                 write(results, file)
         except subprocess.CalledProcessError:
             failed.append(name)

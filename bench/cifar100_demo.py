@@ -2,14 +2,15 @@
 
 import sys
 from argparse import Namespace
+from functools import partial
 
-import plain_cifar
+import naive_cifar
+import timing
 import torch
-from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, make_loader
-from common.device import find_gpus, get_device, get_ranks, pick_dtype
+from common.device import count_gpus, get_device, get_ranks, pick_dtype
 from common.log import RunLog
 
 sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
@@ -18,9 +19,9 @@ import train_ddp_cifar100 as ddp
 
 from dataset import cifar100
 
-GPUS = find_gpus()[1]
+GPUS = count_gpus()
 ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPUS else ("resnet18", 64, 32)
-PLAIN_STEPS = 2
+NAIVE_STEPS = 2
 
 
 def wait(log, done, total, sums, start):
@@ -46,75 +47,63 @@ def make(device, dtype=None):
     return model, optimizer, scaler
 
 
-def train(module, device, loader, model, *optimizer_and_scaler):
+def train(module, device, model, optimizer, scaler, loader):
     args = Namespace(steps=len(loader), batch_size=BATCH)
     log = RunLog(args, device, enabled=False)
-    module.train(args, model, device, loader, *optimizer_and_scaler, log, None)
+    module.train(args, model, device, loader, optimizer, scaler, log, None)
 
 
-def input_only(repeats):
+def input_rows(repeats):
     """Yield the rows of the loader alone, on one core."""
     train_set, _ = cifar100()
     cpu = torch.device("cpu")
-    loader = make_loader(train_set, plain_cifar.BATCH, cpu, shuffle=True)
-    resize = script.Classifier("resnet18", plain_cifar.SIZE, None)
+    loader = make_loader(train_set, naive_cifar.BATCH, cpu, shuffle=True)
+    resize = script.Classifier("resnet18", naive_cifar.SIZE, None)
     resize.resnet = torch.nn.Identity()
-    plain_loader = plain_cifar.make_loader()
+    naive_loader = naive_cifar.make_loader()
 
-    def own():
+    def load():
         return sum(len(images) for images, _ in loader)
 
     def resized():
         for i, (images, _) in enumerate(loader, start=1):
             resize(images)
-            if i == PLAIN_STEPS:
-                return i * plain_cifar.BATCH
+            if i == NAIVE_STEPS:
+                return i * naive_cifar.BATCH
 
-    cases = {"own": own, "resized": resized}
-    cases["plain"] = lambda: plain_cifar.load(plain_loader, PLAIN_STEPS)
-    program = plain_cifar.__file__
-    with as_it_comes(program, PLAIN_STEPS) as cases["as it comes"]:
-        speeds = measure(cases, repeats)
-    name = "train_cifar100.py, input only, one core"
-    yield row(name, "plain", speeds["as it comes"])
-    yield row(name, "plain, with env.sh", speeds["plain"])
-    yield row(name, "loader / plain", speeds["own"], speeds["as it comes"], 50)
-    yield row(
-        name, "loader / plain, with env.sh", speeds["own"], speeds["plain"], 50
-    )
-    what = "loader and resizing on the CPU / plain"
-    yield row(name, what, speeds["resized"], speeds["as it comes"])
+    def naive():
+        return naive_cifar.load(naive_loader, NAIVE_STEPS)
+
+    cases = {"load": load, "resized": resized, "naive": naive}
+    with timing.start_naive(naive_cifar.__file__, NAIVE_STEPS) as cases["untuned"]:
+        speeds = timing.measure(cases, repeats)
+    name, untuned = "train_cifar100.py, input only, one core", speeds["untuned"]
+    yield timing.make_row(name, "naive", untuned)
+    yield timing.make_row(name, "naive, with env.sh", speeds["naive"])
+    yield timing.make_row(name, "loader / naive", speeds["load"], untuned, 50)
+    what = "loader / naive, with env.sh"
+    yield timing.make_row(name, what, speeds["load"], speeds["naive"], 50)
+    what = "loader and resizing on the CPU / naive"
+    yield timing.make_row(name, what, speeds["resized"], untuned)
 
 
 def single(repeats):
     """Yield the rows of the script for one GPU, without and with --amp."""
-    yield from input_only(repeats)
+    yield from input_rows(repeats)
     device, (train_set, _) = get_device(), cifar100()
-    images, labels = train_set.__getitems__(range(BATCH))
-    batch, cases = (images.to(device), labels.to(device)), {}
-    options = {"": None}
+    dtypes, cases = {"": None}, {}
     if dtype := pick_dtype(device):  # a CPU may have none of 16 bits
-        options[f" --amp, {str(dtype)[6:]}"] = dtype
-    for option, dtype in options.items():
-        made = make(device, dtype)
-        steps = steps_for(
-            lambda n, made=made: train(script, device, [batch] * n, *made)
-        )
-        some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
-        loader = make_loader(train_set, BATCH, device, sampler=some)
-        for case, batches in (("ceiling", [batch] * steps), ("script", loader)):
-
-            def case_train(made=made, batches=batches):
-                train(script, device, batches, *made)
-                return len(batches) * BATCH
-
-            cases[case + option] = case_train
-    speeds = measure(cases, repeats)
-    for option in options:
+        dtypes[f" --amp, {str(dtype)[6:]}"] = dtype
+    for option, dtype in dtypes.items():
+        own_train = partial(train, script, device, *make(device, dtype))
+        own_cases = timing.make_cases(own_train, train_set, BATCH, device)
+        for case, run in own_cases.items():
+            cases[case + option] = run
+    speeds = timing.measure(cases, repeats)
+    for option in dtypes:
         name = f"train_cifar100.py{option}, {ARCH}, {SIZE} pixels"
         own, ceiling = speeds[f"script{option}"], speeds[f"ceiling{option}"]
-        yield row(name, "ceiling", ceiling)
-        yield row(name, "script / ceiling", own, ceiling, 0.95)
+        yield from timing.ceiling_rows(name, own, ceiling)
 
 
 def scaling(repeats):
@@ -124,20 +113,12 @@ def scaling(repeats):
     ddp_model = DistributedDataParallel(own)
     ddp_model.broadcast_buffers = False
     images = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8)
-    images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
-
-    def batches(size, steps):
-        return [(images[:size], labels[:size])] * steps
-
-    def by_itself(*size_and_steps):
-        train(script, device, batches(*size_and_steps), *alone)
-
-    def together(*size_and_steps):
-        train(ddp, device, batches(*size_and_steps), ddp_model, *others)
-
+    batch = images.to(device), torch.zeros(BATCH, device=device).long()
+    train_alone = partial(train, script, device, *alone)
+    train_together = partial(train, ddp, device, ddp_model, *others)
     name = f"train_ddp_cifar100.py, {ARCH}, {SIZE} pixels"
-    return against_one(name, BATCH, by_itself, together, repeats)
+    return timing.scaling_rows(name, batch, train_alone, train_together, repeats)
 
 
 if __name__ == "__main__":
-    main(single, scaling)
+    timing.main(single, scaling)

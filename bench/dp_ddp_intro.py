@@ -1,14 +1,13 @@
 """What is measured of dp_ddp_intro. The scripts' default model is for GPUs."""
 
-import functools
 import sys
 
+import timing
 import torch
-from measure import against_one, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, make_loader
-from common.device import find_gpus, get_device, get_ranks
+from common.data import REPOSITORY
+from common.device import count_gpus, get_device, get_ranks
 
 sys.path.insert(0, str(REPOSITORY / "dp_ddp_intro"))
 import ddp
@@ -21,7 +20,7 @@ sys.path.pop(0)  # or its folder tensorflow passes for TensorFlow
 
 BATCH, LENGTH = 16, 256  # as in the scripts
 SMALL = {"layers": 2, "width": 128, "heads": 4}
-OPTIONS = {} if find_gpus()[1] else SMALL
+OPTIONS = {} if count_gpus() else SMALL
 
 
 def make(device):
@@ -30,34 +29,18 @@ def make(device):
     return model, torch.optim.Adam(model.parameters(), 0.0003)
 
 
-@functools.cache
-def batch_on(device, size=BATCH):
-    """Return a batch that stays on the device."""
-    data = random_sequences(size, LENGTH)
-    return data.images.to(device), data.labels.to(device)
-
-
 def single(repeats):
-    """Yield the rows of the script for one GPU: sequences/s against its ceiling."""
+    """Return the rows of the script for one GPU: sequences/s against its ceiling."""
     device = get_device()
     model, optimizer = make(device)
-    batch = batch_on(device)
 
     def train(loader):
         script.train(model, loader, optimizer, device)
-        return len(loader) * BATCH
 
-    steps = steps_for(lambda steps: train([batch] * steps))
-    data = random_sequences(steps * BATCH, LENGTH)
-    loader = make_loader(data, BATCH, device, shuffle=True)
-    cases = {
-        "ceiling": lambda: train([batch] * steps),
-        "script": lambda: train(loader),
-    }
-    speeds = measure(cases, repeats)
+    data = random_sequences(2048, LENGTH)
+    speeds = timing.measure(timing.make_cases(train, data, BATCH, device), repeats)
     name = "dp_ddp_intro/single.py"
-    yield row(name, "ceiling", speeds["ceiling"])
-    yield row(name, "script / ceiling", speeds["script"], speeds["ceiling"], 0.95)
+    return timing.ceiling_rows(name, speeds["script"], speeds["ceiling"])
 
 
 def scaling(repeats):
@@ -65,18 +48,18 @@ def scaling(repeats):
     device = get_device(get_ranks()[1])
     (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
     ddp_model = DistributedDataParallel(own)
+    data = random_sequences(BATCH, LENGTH)
+    batch = data.images.to(device), data.labels.to(device)
 
-    def by_itself(size, steps):
-        batches = [batch_on(device, size)] * steps
-        script.train(alone, batches, alone_optimizer, device)
+    def train_alone(loader):
+        script.train(alone, loader, alone_optimizer, device)
 
-    def together(size, steps):
-        batches = [batch_on(device, size)] * steps
-        ddp.train(ddp_model, batches, own_optimizer, device)
+    def train_together(loader):
+        ddp.train(ddp_model, loader, own_optimizer, device)
 
     name = "dp_ddp_intro/ddp.py"
-    return against_one(name, BATCH, by_itself, together, repeats)
+    return timing.scaling_rows(name, batch, train_alone, train_together, repeats)
 
 
 if __name__ == "__main__":
-    main(single, scaling)
+    timing.main(single, scaling)

@@ -3,14 +3,14 @@
 import json
 import sys
 
-import plain_photos as plain
+import naive_photos
+import timing
 import torch
-from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, InMemory, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks
-from common.prepare import find_images, read_photos
+from common.prepare import find_image_root, read_photos
 
 sys.path.insert(0, str(REPOSITORY / "exercise8"))
 import pytorch_dvc_cnn_pretrained as script
@@ -23,14 +23,20 @@ BATCH = 25
 
 
 def image_folder():
-    return find_images(data_dir(NAME), "train", CLASSES[0]) / "train"
+    return find_image_root(data_dir(NAME), "train", CLASSES[0]) / "train"
 
 
-def input_only(repeats):
+def pick_images(train_set, count):
+    """Return the indices of so many images, at random."""
+    return torch.randperm(len(train_set))[:count].tolist()
+
+
+def input_rows(repeats):
     """Yield the rows of the loader alone, on one core: files to batches."""
     folder, train_set = image_folder(), dogs_vs_cats()[0]
-    some = torch.randperm(len(train_set))[:400].tolist()
+    some = pick_images(train_set, 400)
     files = sorted(folder.glob("*/*.jpg"))
+    prepared = train_set.images[some]
 
     def load(images, then=lambda images: images):
         labels = torch.zeros(len(images))
@@ -45,27 +51,29 @@ def input_only(repeats):
     def augmented(images):
         return augment(normalise(images, MEAN, STD))
 
-    def plainly():
-        for _ in plain.make_loader(folder, some, BATCH):
+    def naive():
+        for _ in naive_photos.make_loader(folder, some, BATCH):
             pass
         return len(some)
 
-    prepared = train_set.images[some]
-    with as_it_comes(
-        plain.__file__, folder, json.dumps(some)
-    ) as plainly_as_it_comes:
-        cases = {"prepare": prepare_and_load, "load": lambda: load(prepared)}
-        cases |= {"plain": plainly, "as it comes": plainly_as_it_comes}
-        cases["augmented"] = lambda: load(prepared, augmented)
-        speeds = measure(cases, repeats)
-    name, comes = "exercise 8, input only, one core", speeds["as it comes"]
-    yield row(name, "plain", comes)
-    yield row(name, "plain, with env.sh", speeds["plain"])
-    yield row(
-        name, "preparing (once) and loader / plain", speeds["prepare"], comes, 2.2
-    )
-    yield row(name, "loader / plain", speeds["load"], comes)
-    yield row(name, "loader and augmentation / plain", speeds["augmented"], comes)
+    program, indices = naive_photos.__file__, json.dumps(some)
+    with timing.start_naive(program, folder, indices) as untuned:
+        cases = {
+            "prepare": prepare_and_load,
+            "load": lambda: load(prepared),
+            "naive": naive,
+            "untuned": untuned,
+            "augmented": lambda: load(prepared, augmented),
+        }
+        speeds = timing.measure(cases, repeats)
+    name, untuned = "exercise 8, input only, one core", speeds["untuned"]
+    yield timing.make_row(name, "naive", untuned)
+    yield timing.make_row(name, "naive, with env.sh", speeds["naive"])
+    what = "preparing (once) and loader / naive"
+    yield timing.make_row(name, what, speeds["prepare"], untuned, 2.2)
+    yield timing.make_row(name, "loader / naive", speeds["load"], untuned)
+    what = "loader and augmentation / naive"
+    yield timing.make_row(name, what, speeds["augmented"], untuned)
 
 
 class Setup:
@@ -82,74 +90,52 @@ class Setup:
         script.train(self.model, loader, self.optimizer, self.device)
 
 
-def of_backbone(backbone, repeats):
-    """Yield the rows of the script for one GPU: its ceiling, and the plain way."""
+def backbone_rows(backbone, repeats):
+    """Yield the rows of the script for one GPU, and of the naive version."""
     device, train_set = get_device(), dogs_vs_cats()[0]
-    folder = image_folder()
     own = Setup(backbone, device)
     other = Setup(backbone, device, torch.contiguous_format)
-    images, labels = train_set.__getitems__(range(BATCH))
-    batch = images.to(device), labels.to(device)
-    steps = steps_for(lambda steps: own.train([batch] * steps))
-    some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
-    few = some[: 8 * BATCH]
-    loader = make_loader(train_set, BATCH, device, sampler=some)
-    plain_loader = plain.make_loader(folder, few, BATCH)
+    few = pick_images(train_set, 8 * BATCH)
+    naive_loader = naive_photos.make_loader(image_folder(), few, BATCH)
 
-    def ceiling():
-        own.train([batch] * steps)
-        return steps * BATCH
-
-    def own_loop():
-        own.train(loader)
-        return steps * BATCH
-
-    def plainly():
-        args = other.model, plain_loader, script.criterion, other.optimizer, device
-        plain.train(*args)
+    def naive():
+        args = other.model, naive_loader, script.criterion, other.optimizer, device
+        naive_photos.train(*args)
         return len(few)
 
-    cases = {"ceiling": ceiling, "script": own_loop, "plain": plainly}
-    speeds = measure(cases, repeats)
+    cases = timing.make_cases(own.train, train_set, BATCH, device)
+    speeds = timing.measure(cases | {"naive": naive}, repeats)
     name = f"pytorch_dvc_cnn_pretrained.py, {backbone}"
-    yield row(name, "ceiling", speeds["ceiling"])
-    yield row(name, "script / ceiling", speeds["script"], speeds["ceiling"], 0.95)
-    yield row(name, "plain", speeds["plain"])
-    yield row(name, "script / plain", speeds["script"], speeds["plain"])
+    yield from timing.ceiling_rows(name, speeds["script"], speeds["ceiling"])
+    yield timing.make_row(name, "naive", speeds["naive"])
+    yield timing.make_row(name, "script / naive", speeds["script"], speeds["naive"])
 
 
-def scaling_of(backbone, repeats):
+def backbone_scaling(backbone, repeats):
     """Return the rows of all processes against one; all of them call it."""
     device = get_device(get_ranks()[1])
     alone, own = Setup(backbone, device), Setup(backbone, device)
     ddp_model = DistributedDataParallel(own.model)
     images = torch.randint(0, 256, (BATCH, 3, 150, 150), dtype=torch.uint8)
-    images, labels = images.to(device), torch.zeros(BATCH, device=device)
+    batch = images.to(device), torch.zeros(BATCH, device=device)
 
-    def batches(size, steps):
-        return [(images[:size], labels[:size])] * steps
-
-    def by_itself(*size_and_steps):
-        alone.train(batches(*size_and_steps))
-
-    def together(*size_and_steps):
-        loader = batches(*size_and_steps)
+    def together(loader):
         multigpu.train(ddp_model, loader, own.optimizer, device)
 
     name = f"pytorch_dvc_cnn_pretrained_multigpu.py, {backbone}"
-    return against_one(name, BATCH, by_itself, together, repeats)
+    return timing.scaling_rows(name, batch, alone.train, together, repeats)
 
 
 def single(repeats):
-    yield from input_only(repeats)
+    yield from input_rows(repeats)
     for backbone in BACKBONES:
-        yield from of_backbone(backbone, repeats)
+        yield from backbone_rows(backbone, repeats)
 
 
 def scaling(repeats):
     for backbone in BACKBONES:
-        yield from scaling_of(backbone, repeats)
+        yield from backbone_scaling(backbone, repeats)
 
 
 if __name__ == "__main__":
-    main(single, scaling)
+    timing.main(single, scaling)

@@ -3,9 +3,9 @@
 import sys
 from argparse import Namespace
 
-import plain_mnist
+import naive_mnist
+import timing
 import torch
-from measure import against_one, as_it_comes, main, measure, row, steps_for
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, data_root, make_loader
@@ -18,7 +18,7 @@ import mnist_singlegpu as script
 
 from dataset import mnist
 
-BATCH = plain_mnist.BATCH
+BATCH = naive_mnist.BATCH
 ARGS = Namespace(log_interval=10**9, batch_size=BATCH)
 
 
@@ -28,58 +28,40 @@ def make(device, memory_format=torch.channels_last):
     return model, torch.optim.Adadelta(model.parameters(), 1.0)
 
 
-class Batches(list):
-    """Batches that stay on the device."""
-
-    dataset = range(BATCH)
-
-
 def train(module, model, loader, optimizer, device):
     log = RunLog(ARGS, device, enabled=False)
     module.train(ARGS, model, device, loader, optimizer, 1, log)
 
 
 def single(repeats):
-    """Yield the rows of the script for one GPU: its ceiling, and the plain way."""
+    """Yield the rows of the script for one GPU, and of the naive version."""
     device, (train_set, _) = get_device(), mnist()
-    (own, own_optimizer), (other, other_optimizer) = (
-        make(device, memory_format)
-        for memory_format in (torch.channels_last, torch.contiguous_format)
-    )
-    images, labels = train_set.__getitems__(range(BATCH))
-    batch = images.to(device), labels.to(device)
-    plain_loader = plain_mnist.make_loader(data_root())
+    own, own_optimizer = make(device)
+    other, other_optimizer = make(device, torch.contiguous_format)
+    naive_loader = naive_mnist.make_loader(data_root())
+    loader = make_loader(train_set, BATCH, device, shuffle=True)
 
     def own_train(loader):
         train(script, own, loader, own_optimizer, device)
-        return len(loader) * BATCH
 
     def load():
         return sum(len(images) for images, _ in loader)
 
-    def plainly(steps):
-        return plain_mnist.train(other, plain_loader, other_optimizer, device, steps)
+    def naive(steps):
+        return naive_mnist.train(other, naive_loader, other_optimizer, device, steps)
 
-    steps = steps_for(lambda steps: own_train(Batches([batch] * steps)))
-    few = steps_for(plainly, most=len(plain_loader))
-    some = torch.randint(len(train_set), (steps * BATCH,)).tolist()
-    loader = make_loader(train_set, BATCH, device, sampler=some)
-    cases = {
-        "ceiling": lambda: own_train(Batches([batch] * steps)),
-        "script": lambda: own_train(loader),
-    }
-    with as_it_comes(plain_mnist.__file__, few) as plainly_as_it_comes:
-        cases |= {"plain": lambda: plainly(few), "as it comes": plainly_as_it_comes}
-        cases["load"] = load
-        speeds = measure(cases, repeats)
-    name = "mnist_singlegpu.py"
-    yield row(name, "input only, one core", speeds["load"])
-    yield row(name, "ceiling", speeds["ceiling"])
-    yield row(name, "script / ceiling", speeds["script"], speeds["ceiling"], 0.95)
-    yield row(name, "plain", speeds["as it comes"])
-    yield row(name, "script / plain", speeds["script"], speeds["as it comes"])
-    what = "script / plain, with env.sh"
-    yield row(name, what, speeds["script"], speeds["plain"], 1.4)
+    few = timing.count_steps(naive, most=len(naive_loader))
+    cases = timing.make_cases(own_train, train_set, BATCH, device)
+    with timing.start_naive(naive_mnist.__file__, few) as untuned:
+        cases |= {"naive": lambda: naive(few), "untuned": untuned, "load": load}
+        speeds = timing.measure(cases, repeats)
+    name, own_speeds = "mnist_singlegpu.py", speeds["script"]
+    yield timing.make_row(name, "input only, one core", speeds["load"])
+    yield from timing.ceiling_rows(name, own_speeds, speeds["ceiling"])
+    yield timing.make_row(name, "naive", speeds["untuned"])
+    yield timing.make_row(name, "script / naive", own_speeds, speeds["untuned"])
+    what = "script / naive, with env.sh"
+    yield timing.make_row(name, what, own_speeds, speeds["naive"], 1.4)
 
 
 def scaling(repeats):
@@ -88,20 +70,17 @@ def scaling(repeats):
     (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
     ddp_model = DistributedDataParallel(own)
     images = torch.randint(0, 256, (BATCH, 1, 28, 28), dtype=torch.uint8)
-    images, labels = images.to(device), torch.zeros(BATCH, device=device).long()
+    batch = images.to(device), torch.zeros(BATCH, device=device).long()
 
-    def batches(size, steps):
-        return Batches([(images[:size], labels[:size])] * steps)
+    def train_alone(loader):
+        train(script, alone, loader, alone_optimizer, device)
 
-    def by_itself(*size_and_steps):
-        train(script, alone, batches(*size_and_steps), alone_optimizer, device)
-
-    def together(*size_and_steps):
-        train(ddp, ddp_model, batches(*size_and_steps), own_optimizer, device)
+    def train_together(loader):
+        train(ddp, ddp_model, loader, own_optimizer, device)
 
     name = "mnist_ddp.py"
-    return against_one(name, BATCH, by_itself, together, repeats)
+    return timing.scaling_rows(name, batch, train_alone, train_together, repeats)
 
 
 if __name__ == "__main__":
-    main(single, scaling)
+    timing.main(single, scaling)

@@ -27,7 +27,7 @@ PAIRS = [
     (f"{CINIC}_amp.py", f"{CINIC}_wandb.py", "WANDB", 12),
     (f"{CINIC}_tensorboard.py", f"{CINIC}_dp.py", "DP", 6),
     (f"{CINIC}_tensorboard.py", f"{CINIC}_ddp.py", "DDP", 22),
-    (f"{CINIC}_ddp.py", f"{CINIC}_requeue.py", "REQUEUE", 15),
+    (f"{CINIC}_ddp.py", f"{CINIC}_requeue.py", "REQUEUE", 8),
     (f"{CINIC}_ddp.py", f"{CINIC}_syncbn.py", "BN", 3),
     (f"{INTRO}/single.py", f"{INTRO}/dp.py", "DP", 6),
     (f"{INTRO}/single.py", f"{INTRO}/ddp.py", "DDP", 20),

@@ -1,7 +1,7 @@
-"""The plain way, for comparison: what most tutorials do with the same model.
+"""Exercise 8, the naive version: what most tutorials do with the same model.
 
 As a program it reads the images INDICES of FOLDER for each line of its input, and
-then says how many they are.
+prints the number of images.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""CINIC-10's images in the plain way, for comparison: as most tutorials load them.
+"""CINIC-10's images, the naive version: as most tutorials load them.
 
-As a program it reads COUNT images of FOLDER for each line of its input, and then
-says how many they were.
+As a program it reads COUNT images of FOLDER for each line of its input, and prints
+the number of images.
 """
 
 import sys

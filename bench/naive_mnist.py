@@ -1,7 +1,7 @@
-"""MNIST in the plain way, for comparison: what most tutorials do with the same net.
+"""MNIST, the naive version: what most tutorials do with the same model.
 
-As a program it trains for STEPS steps for each line of its input, and then says on
-how many images.
+As a program it trains for STEPS steps for each line of its input, and prints the
+number of images.
 """
 
 import sys
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import MNIST
 
+from common import watchdog
 from common.data import REPOSITORY, data_root
 from common.device import get_device
 
@@ -27,7 +28,7 @@ def make_loader(root):
 
 
 def train(model, loader, optimizer, device, steps):
-    """Train for so many steps; return the number of images."""
+    """Train for this many steps; return the number of images."""
     total_loss = 0.0
     for data, target in islice(loader, steps):
         data, target = data.to(device), target.to(device)
@@ -43,6 +44,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
     from mnist_singlegpu import make_model
 
+    watchdog.stop()  # here, nothing tells it of a step
     device, steps = get_device(), int(sys.argv[1])
     model, loader = make_model().to(device), make_loader(data_root())
     optimizer = optim.Adadelta(model.parameters(), 1.0)

@@ -1,7 +1,7 @@
-"""CIFAR-100's input in the plain way: each image is resized on the CPU, as floats.
+"""CIFAR-100's input, the naive version: each image is resized on the CPU, as floats.
 
-As a program it loads STEPS batches for each line of its input, and then says how
-many images these were.
+As a program it loads STEPS batches for each line of its input, and prints the number
+of images.
 """
 
 import sys
@@ -27,7 +27,7 @@ transform = transforms.Compose(
 
 
 class Images(Dataset):
-    """What torchvision's CIFAR100 does, for drawn files, too."""
+    """What torchvision's CIFAR100 does, also for synthetic data."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -40,7 +40,7 @@ class Images(Dataset):
 
 
 def load(loader, steps):
-    """Load so many batches; return the number of images."""
+    """Load this many batches; return the number of images."""
     return sum(len(images) for images, _ in islice(loader, steps))
 
 

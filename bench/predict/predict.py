@@ -1,0 +1,250 @@
+"""Predicts how fast DDP is on many GPUs, from its speed on one or two.
+
+    cd exercise8
+    python ../bench/predict/predict.py logs/results.jsonl --check logs/check.json
+    python ../bench/predict/predict.py logs/results.jsonl --site lumi --gpus 16
+    python ../bench/predict/predict.py --site lumi --model vgg16 --batch-size 25
+    python ../bench/predict/predict.py --site lumi --speed 119.6 --gradient-mb 440
+
+The compute of a GPU comes from runs on one GPU, the sync overhead from a run on two
+GPUs of a node, and the network from what check.py measured, or from a site's data
+sheets and NCCL's formulas (sites/). from-to: a network at its peak and no overhead;
+half the network, and twice the overhead, or more with more GPUs. README.md explains
+the model.
+"""
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil, inf
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from step_model import (
+    Step,
+    Workload,
+    best_and_worst,
+    fit_compute,
+    fit_sync_overhead,
+    load_json,
+    load_site,
+    make_links,
+    predict_step,
+)
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision import models
+
+from common.cli import OptionParser, UserError, at_least
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from compare import MULTI_GPU, comparable_options, compare, read_runs
+
+from pairs import PAIRS
+
+DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG")}
+IMAGENET = 1281167  # images
+WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
+
+
+class Row(NamedTuple):
+    """The prediction for a number of GPUs."""
+
+    gpus: int
+    nodes: int
+    batch: int  # of all GPUs
+    epoch_seconds: float
+    step: Step
+    best: Step
+    worst: Step
+
+    @property
+    def speed(self):
+        return self.batch / self.step.seconds
+
+
+def predict_rows(workload, links, images, max_gpus, global_batch=None):
+    """Return a Row for each power of two up to max_gpus, and for that.
+
+    images: of an epoch; global_batch: the one that the GPUs share, or None, if each
+    has a batch of its own.
+    """
+    rows = []
+    powers = [2**i for i in range(max_gpus.bit_length()) if 2**i < max_gpus]
+    for n in [*powers, max_gpus]:
+        if global_batch:
+            workload = replace(workload, batch=ceil(global_batch / n))
+        batch = (global_batch or n * workload.batch) * workload.accumulate
+        if batch > images or (global_batch and n > global_batch):
+            break  # less than one step per epoch, or less than one image per GPU
+        step = predict_step(n, workload, links)
+        best, worst = best_and_worst(n, workload, links)
+        epoch_seconds = images / batch * step.seconds
+        nodes = ceil(n / links.gpus_per_node)
+        rows.append(Row(n, nodes, batch, epoch_seconds, step, best, worst))
+    if not rows:
+        raise UserError("an epoch is less than one batch; give more --images")
+    return rows
+
+
+def print_table(rows, unit, watts):
+    """Print a line for each row; watts: of a GPU, or None."""
+    print(
+        f"GPUs nodes    batch step,ms         from-to {unit + '/s':>11} "
+        "efficiency   epoch,s GPU-hours     kWh"
+    )
+    for row in rows:
+        step = row.step.seconds * 1e3
+        best, worst = row.best.seconds * 1e3, row.worst.seconds * 1e3
+        efficiency = row.speed / row.gpus / rows[0].speed
+        gpu_hours = row.gpus * row.epoch_seconds / 3600
+        kwh = f"{gpu_hours * watts / 1e3:.3g}" if watts else "?"
+        print(
+            f"{row.gpus:4} {row.nodes:5} {row.batch:8} {step:7.4g} "
+            f"{f'{best:.4g}-{worst:.4g}':>15} {row.speed:11,.0f} {efficiency:10.0%} "
+            f"{row.epoch_seconds:9.4g} {gpu_hours:9.3g} {kwh:>7}"
+        )
+
+
+def format_verdict(rows, workload, max_gpus):
+    """Return up to where more GPUs are worth it, and what a step takes there."""
+    last = after = rows[-1]
+    gain = 1
+    for row, more in pairwise(rows):
+        gain = row.epoch_seconds / more.epoch_seconds
+        if gain < WORTH_IT * more.gpus / row.gpus:
+            last, after = row, more
+            break
+    text = f"Worth it up to {last.gpus} GPU{'s' if last.gpus > 1 else ''}"
+    if after is not last:
+        text += f": {after.gpus} are {gain:.2f} times as fast"
+    elif last.gpus < max_gpus:
+        text += ": there are no images for more"
+    step, fixed_seconds = after.step, workload.fixed_seconds * workload.accumulate
+    return (
+        f"{text}.\nA step on {after.gpus}, in ms: compute {step.compute * 1e3:.2f} "
+        f"({fixed_seconds * 1e3:.2f} of it fixed), sync overhead "
+        f"{step.sync_overhead * 1e3:.2f}, network {step.network * 1e3:.2f}, "
+        f"loading {step.loading * 1e3:.2f}."
+    )
+
+
+def step_seconds(run):
+    """Return the seconds of a step of a run, whose speed may count tokens."""
+    return run["batch"] * run["options"].get("length", 1) / run["speed"]
+
+
+def measured_workload(files, images, links):
+    """Return the Workload of the newest runs, an epoch's images, and their unit.
+
+    images: of an epoch, or None: as many as the runs had.
+    """
+    groups = compare(read_runs(files)).values()
+    newest = max(groups, key=lambda runs: max(run["end"] for run in runs))
+    newest = sorted(newest, key=lambda run: run["end"])
+    on_one = [run for run in newest if run["gpus"] == 1]
+    singles = [run for run in on_one if run["script"] not in MULTI_GPU]
+    if not singles:
+        raise UserError("no run on one GPU; start the script that has no DDP")
+    base, on_two = singles[-1], None
+    for run in newest:
+        two = run["gpus"] == 2 and run["nodes"] == 1 and run["script"] in DDP
+        if two and run["base"] and run["base"]["batch"] == run["batch_per_gpu"]:
+            base, on_two = run["base"], run
+    if not base.get("gradient_bytes"):
+        raise UserError("no gradient_bytes in these runs; start them again")
+    if base["options"].get("steps") and not images:
+        raise UserError("these runs had --steps; give the --images of an epoch")
+    batch, seconds = base["batch"], {}
+    for run in singles:
+        same = comparable_options(run) == comparable_options(base)
+        if run["script"] == base["script"] and same:
+            seconds[run["batch"]] = step_seconds(run)
+    seconds[batch] = step_seconds(base)
+    workload = Workload(batch, base["gradient_bytes"], *fit_compute(seconds, batch))
+    if on_two:
+        two_gpu_seconds = step_seconds(on_two)
+        workload.sync_overhead = fit_sync_overhead(two_gpu_seconds, workload, links)
+    length = base["options"].get("length", 1)  # of a sequence, in tokens
+    unit = "sequences" if length > 1 else base["counts"]
+    return workload, images or base["size"] // length, unit
+
+
+def model_workload(name, batch, site, precision):
+    """Return the Workload of a model of torchvision, by the site's ResNet-50."""
+    if name not in models.list_models(module=models):
+        raise UserError(f"no {name} in torchvision.models; give another --model")
+    flops = []
+    for model_name in "resnet50", name:
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            model = models.get_model(model_name).eval()
+            model(torch.empty(1, 3, 224, 224))
+        flops.append(counter.get_total_flops())
+    gradient_bytes = sum(4 * p.numel() for p in model.parameters())
+    seconds = flops[1] / flops[0] / site["resnet50"][precision]
+    return Workload(batch, gradient_bytes, seconds)
+
+
+def parse_options():
+    parser = OptionParser(__doc__)
+    add, number = parser.add_argument, at_least(1)
+    add("files", nargs="*", metavar="RESULTS.jsonl", help="runs; default: none")
+    text = "output files of check.py; default: none"
+    add("--check", nargs="+", default=[], metavar="JSON", help=text)
+    add("--site", help="name in sites/, or a file like those; default: none")
+    add("--model", help="torchvision model without runs; default: none")
+    add("--speed", type=float, help="images/s of one GPU; default: none")
+    add("--gradient-mb", type=float, help="MB of gradients; default: none")
+    add("--batch-size", type=number, default=32, help="batch per GPU without runs")
+    add("--amp", action="store_true", help="autocast, for --model")
+    add("--images", type=number, help="images per epoch; default: as measured")
+    text = "batch for strong scaling; default: that of one GPU"
+    add("--global-batch-size", type=number, help=text)
+    add("--accumulate", type=number, default=1, help="batches per all-reduce")
+    add("--loader-rate", type=number, help="images/s per GPU; default: unlimited")
+    add("--storage-rate", type=number, help="images/s for all; default: unlimited")
+    add("--gpus", type=number, default=1024, help="largest number of GPUs")
+    args = parser.parse_args()
+    if not args.site and not args.check:
+        raise UserError("no network is given; add --check FILE, or --site NAME")
+    if args.files or (args.speed and args.gradient_mb) or (args.model and args.site):
+        return args
+    text = "RESULTS.jsonl, --model, or --speed and --gradient-mb"
+    raise UserError(f"no runs are given; add {text}")
+
+
+def main():
+    args = parse_options()
+    keys = ["resnet50"] if args.model else []
+    site = load_site(args.site, *keys) if args.site else {}
+    links = make_links(site, [load_json(file, "all_reduce") for file in args.check])
+    max_gpus = args.gpus
+    if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
+        print("Only one node was checked; for more, add --check of two, or --site\n")
+        max_gpus = links.gpus_per_node
+    images, unit = args.images or IMAGENET, "images"
+    if args.files:
+        workload, images, unit = measured_workload(args.files, args.images, links)
+    elif args.speed and args.gradient_mb:
+        workload = Workload(args.batch_size, args.gradient_mb * 1e6, 1 / args.speed)
+    else:
+        precision = "fp16" if args.amp else "fp32"
+        workload = model_workload(args.model, args.batch_size, site, precision)
+    workload.accumulate = args.accumulate
+    workload.loader_rate = args.loader_rate or inf
+    workload.storage_rate = args.storage_rate or inf
+    global_batch = args.global_batch_size or workload.batch
+    tables = {
+        f"Weak scaling, {workload.batch} per GPU": None,
+        f"Strong scaling, {global_batch} in all": global_batch,
+    }
+    watts = site.get("watts", {}).get("per_gpu")
+    for title, shared in tables.items():
+        rows = predict_rows(workload, links, images, max_gpus, shared)
+        print(title)
+        print_table(rows, unit, watts)
+        print(format_verdict(rows, workload, max_gpus), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

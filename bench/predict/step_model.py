@@ -1,0 +1,263 @@
+"""The time of a DDP step on n GPUs: the model behind predict.py.
+
+A step is the compute of one GPU on its batch, the overhead of being synchronized,
+which stretches the compute, and the part of the all-reduces that ends after the
+backward pass. DDP all-reduces the gradients in buckets, each as soon as it is ready,
+one after another. README.md has the sources, and how far off the model was.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import linear_regression
+from typing import NamedTuple
+
+import numpy as np
+
+from common.cli import UserError
+
+MIB = 2**20
+# DDP's buckets (bucket_cap_mb, and torch.distributed's _DEFAULT_FIRST_BUCKET_BYTES).
+# The first is small, to start early. DDP never splits a tensor, so its own may be
+# larger than these.
+FIRST_BUCKET, BUCKET_CAP = MIB, 25 * MIB
+BACKWARD = 2 / 3  # of the compute: two products for each one of the forward pass
+SYNC_OVERHEAD = 0.06  # of the compute, where no run on two GPUs tells
+BANDWIDTH_EFFICIENCY = 0.8  # of a data sheet's bandwidth, for large messages
+# Of NCCL's src/graph/tuning.cc, protocol Simple, in seconds: to start an all-reduce,
+# a hop between two GPUs, between two nodes, and between two GPUs of a tree.
+STARTUP = 8.4e-6
+HOP = {"NVLink": 3.4e-6, "PCIe": 5.7e-6}
+NETWORK_HOP = 14e-6
+TREE_HOP = 4e-6
+RING_PENALTY = 1.4  # on a ring's latency over several nodes (1.9 before the A100)
+TREE_EFFICIENCY = 0.55  # 0.92 x 0.85 x NCCL's correction for 1 to 64 MiB
+
+
+@dataclass
+class Workload:
+    """What a GPU does in a step, and the gradients that it shares."""
+
+    batch: int  # per GPU
+    gradient_bytes: float
+    sample_seconds: float  # of each sample of a batch
+    fixed_seconds: float = 0  # of a batch, whatever its size
+    sync_overhead: float | None = None  # seconds; None: SYNC_OVERHEAD of a batch's
+    overlap: bool = True  # of the all-reduces with the backward pass
+    accumulate: int = 1  # batches per all-reduce
+    loader_rate: float = math.inf  # images/s of the loader of one GPU
+    storage_rate: float = math.inf  # images/s of the storage that all GPUs share
+
+    def __post_init__(self):
+        if self.sync_overhead is None:
+            self.sync_overhead = SYNC_OVERHEAD * self.batch_seconds
+
+    @property
+    def batch_seconds(self):
+        return self.fixed_seconds + self.batch * self.sample_seconds
+
+
+@dataclass
+class Links:
+    """What connects GPUs, "inside" a node and "between" nodes."""
+
+    bandwidth: dict  # GB/s: inside, of a GPU to its neighbour; between, of a node
+    hop: dict  # seconds
+    gpus_per_node: int = 1
+    startup: float = STARTUP
+    has_trees: bool = True  # NCCL has them, Gloo has rings alone
+    # Of check.py: processes, how many of them per node, and seconds by bytes.
+    checks: dict = field(default_factory=dict)
+
+
+class Step(NamedTuple):
+    """The parts of a step, in seconds, and the all-reduces of its buckets."""
+
+    compute: float
+    sync_overhead: float
+    network: float
+    loading: float
+    buckets: list  # of (bytes, seconds until it is ready, starts and ends)
+
+    @property
+    def seconds(self):
+        return self.compute + self.sync_overhead + self.network + self.loading
+
+
+def load_json(file, *keys):
+    """Return the content of a JSON file that has these keys, or raise UserError."""
+    try:
+        content = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {error}") from None
+    for key in keys:
+        if not content.get(key):
+            raise UserError(f"no {key} in {file}; give another file")
+    return content
+
+
+def load_site(name, *keys):
+    """Return a site of sites/, or of a file like those, or raise UserError."""
+    folder = Path(__file__).parent / "sites"
+    known = {file.stem: file for file in sorted(folder.glob("*.json"))}
+    if name not in known and not Path(name).exists():
+        raise UserError(f"no site {name}; give a file, or one of {', '.join(known)}")
+    return load_json(known.get(name, name), "gpus_per_node", "inside", *keys)
+
+
+def make_links(site, checks=()):
+    """Return the Links of a site, or None, and of what check.py measured.
+
+    site: a dict as in sites/; checks: dicts of check.py's files. Where both tell,
+    the check counts, and of several checks the one of the most processes.
+    """
+    hop = {"inside": HOP["NVLink"], "between": NETWORK_HOP}
+    links = Links({"inside": math.inf}, hop)
+    if site:
+        links.gpus_per_node = site["gpus_per_node"]
+        links.hop["inside"] = HOP.get(site["inside"].get("kind"), HOP["NVLink"])
+        for where in ("inside", "between"):
+            if where in site:
+                efficiency = site[where].get("efficiency", BANDWIDTH_EFFICIENCY)
+                links.bandwidth[where] = site[where]["gb_per_s"] * efficiency
+    rows = {"inside": [], "between": []}
+    for check in checks:
+        for row in check["all_reduce"]:
+            where = "between" if row["nodes"] > 1 else "inside"
+            rows[where].append(row | {"backend": check["backend"]})
+    for where in ("inside", "between"):
+        if rows[where]:
+            add_check(links, where, rows[where])
+    if not site:
+        numbers = [per_node for _, per_node, _ in links.checks.values()]
+        links.gpus_per_node = max(numbers, default=1)
+    return links
+
+
+def add_check(links, where, rows):
+    """Set what the rows with the most processes tell of the links there."""
+    n = max(row["processes"] for row in rows)
+    rows = [row for row in rows if row["processes"] == n]
+    seconds = {}
+    for row in rows:  # of several nodes the slowest counts
+        seconds[row["bytes"]] = max(row["seconds"], seconds.get(row["bytes"], 0))
+    fastest = max(size / time for size, time in seconds.items())
+    links.bandwidth[where] = 2 * (n - 1) / n * fastest / 1e9
+    links.checks[where] = n, n // rows[0]["nodes"], seconds
+    if rows[0]["backend"] == "gloo":
+        links.has_trees = False
+        links.startup = 0
+        links.hop[where] = min(seconds.values()) / 2 / (n - 1)
+
+
+def all_reduce_formula(size, n, links, network_factor=1):
+    """Return the seconds of an all-reduce of bytes over n > 1 GPUs of full nodes.
+
+    network_factor: how many times as fast as said the links are.
+    """
+    nodes = math.ceil(n / links.gpus_per_node)
+    gpus_per_node = min(n, links.gpus_per_node)
+    crossed = []
+    if gpus_per_node > 1:
+        crossed.append("inside")
+    if nodes > 1:
+        crossed.append("between")
+    bandwidth = min(links.bandwidth[where] for where in crossed) * network_factor
+    hop, network_hop = links.hop["inside"], links.hop["between"]
+    between = 2 * (nodes - 1)
+    inside = 2 * (n - 1) - between
+    latency = links.startup + inside * hop + between * network_hop
+    if nodes > 1 and links.has_trees:
+        latency *= RING_PENALTY
+    ring = latency + size * 2 * (n - 1) / n / bandwidth / 1e9
+    if not links.has_trees:
+        return ring
+    hops = 2 * (gpus_per_node - 1) * TREE_HOP + 2 * math.log2(nodes) * network_hop
+    tree = links.startup + hops + 2 * size / bandwidth / TREE_EFFICIENCY / 1e9
+    return min(ring, tree)
+
+
+def all_reduce_seconds(size, n, links, network_factor=1):
+    """Return the formula's seconds, scaled by check.py's where it has measured."""
+    seconds = all_reduce_formula(size, n, links, network_factor)
+    where = "between" if n > links.gpus_per_node else "inside"
+    if where not in links.checks:
+        return seconds
+    processes, gpus_per_node, points = links.checks[where]
+    sizes = sorted(points)
+    measured = np.interp(size, sizes, [points[s] for s in sizes])
+    largest = sizes[-1]
+    if size > largest:  # more bytes than were sent: as fast as the last of these
+        previous = sizes[-2] if len(sizes) > 1 else 0
+        more_seconds = points[largest] - points.get(previous, 0)
+        measured += more_seconds / (largest - previous) * (size - largest)
+    checked = replace(links, gpus_per_node=gpus_per_node)
+    return float(seconds * measured / all_reduce_formula(size, processes, checked))
+
+
+def fit_compute(seconds, batch):
+    """Return the seconds of each sample of a batch, and the fixed ones of a batch.
+
+    seconds: of a step on one GPU, by the batch size; batch: the size that counts.
+    Of several sizes the step is a line.
+    """
+    fixed = 0
+    if len(seconds) > 1:
+        line = linear_regression([*seconds], [*seconds.values()])
+        fixed = min(max(line.intercept, 0), seconds[batch])
+    return (seconds[batch] - fixed) / batch, fixed
+
+
+def fit_sync_overhead(two_gpu_seconds, workload, links):
+    """Return the overhead if a step takes this long on two GPUs of a node."""
+    links = replace(links, gpus_per_node=2)
+    low, high = 0, two_gpu_seconds
+    for _ in range(40):  # bisection: the step grows with the overhead
+        middle = (low + high) / 2
+        step = predict_step(2, replace(workload, sync_overhead=middle), links)
+        if step.seconds < two_gpu_seconds:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
+    """Return the Step on n GPUs.
+
+    network_factor and overhead_factor: how many times the links are as fast, and the
+    overhead is as large, as said.
+    """
+    compute = workload.batch_seconds * workload.accumulate
+    overhead = overhead_factor * workload.sync_overhead if n > 1 else 0
+    backward_end = compute + overhead
+    # The overhead stretches the last batch, the one with the all-reduces.
+    backward = BACKWARD * (workload.batch_seconds + overhead)
+    end, done, buckets = 0, 0, []
+    while n > 1 and done < workload.gradient_bytes:
+        cap = BUCKET_CAP if done else FIRST_BUCKET
+        size = min(cap, workload.gradient_bytes - done)
+        done += size
+        left = 1 - done / workload.gradient_bytes
+        ready = backward_end - backward * left * workload.overlap
+        start = max(ready, end)
+        end = start + all_reduce_seconds(size, n, links, network_factor)
+        buckets.append((size, ready, start, end))
+    network = max(end - backward_end, 0)
+    images = workload.batch * workload.accumulate
+    load = max(images / workload.loader_rate, n * images / workload.storage_rate)
+    loading = max(load - (backward_end + network), 0)
+    return Step(compute, overhead, network, loading, buckets)
+
+
+def best_and_worst(n, workload, links):
+    """Return the Steps with a fast and with a slow network.
+
+    The fast one has its full speed, which is either measured or the data sheet's.
+    The overhead of the slow one grows about as the slowest of n GPUs is slower.
+    """
+    full_speed = 1 if links.checks else 1 / BANDWIDTH_EFFICIENCY
+    best = predict_step(n, workload, links, full_speed, overhead_factor=0)
+    waiting = 2 * math.sqrt(math.log2(max(n, 2)))
+    return best, predict_step(n, workload, links, 0.5, overhead_factor=waiting)

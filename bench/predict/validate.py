@@ -1,0 +1,152 @@
+"""The errors of predict.py's model, of runs that were measured.
+
+    python validate.py
+    python validate.py --off 20        and each row that is off by more than 20 %
+
+published.json has the runs of others, network.json ours over slow networks. Errors
+are of the speed: predicted / measured - 1.
+
+from 1        predicted from the run on one GPU and data sheets
+from 1, 2     and from the run on two GPUs of a node
+nothing lost  if n GPUs were n times as fast as one
+as on 2       if more GPUs had the efficiency of two
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from step_model import (
+    Workload,
+    best_and_worst,
+    fit_compute,
+    fit_sync_overhead,
+    load_json,
+    make_links,
+    predict_step,
+)
+
+from common.cli import OptionParser, at_least
+
+HERE = Path(__file__).parent
+KINDS = "from 1", "from 1, 2", "nothing lost", "as on 2"
+
+
+def to_speed(n, workload, step):
+    """Return the samples/s of n GPUs."""
+    return n * workload.batch * workload.accumulate / step.seconds
+
+
+def predict_published(data):
+    """Yield a row for each figure of published.json on more than one GPU."""
+    for run in data["runs"]:
+        links = make_links(data["machines"][run["machine"]])
+        speeds = {int(n): speed for n, speed in run["speed"].items()}
+        workload = Workload(
+            run["batch_per_gpu"], run["gradient_bytes"], 1 / speeds[1]
+        )
+        workload.overlap = run["overlap"]
+        chose, fitted = run.get("chose", {}), None
+        for n in sorted({*speeds} - {1}):
+            workload.accumulate = run["accumulate"]
+            if isinstance(workload.accumulate, dict):
+                workload.accumulate = workload.accumulate[str(n)]
+            if n == 2 and links.gpus_per_node > 1:
+                seconds = 2 * workload.batch * workload.accumulate / speeds[2]
+                fitted = fit_sync_overhead(seconds, workload, links)
+            if str(n) in chose:  # a constant is from this row
+                continue
+            row = {"name": f"{run['machine']} {run['model']}", "n": n}
+            row |= {"what": run["what"], "measured": speeds[n]}
+            if "SYNC_OVERHEAD" not in chose.values():
+                step = predict_step(n, workload, links)
+                row["from 1"] = to_speed(n, workload, step)
+                row["nothing lost"] = n * speeds[1]
+            best, worst = best_and_worst(n, workload, links)
+            row["best"] = to_speed(n, workload, best)
+            row["worst"] = to_speed(n, workload, worst)
+            if fitted is not None and n > 2:
+                step = predict_step(
+                    n, replace(workload, sync_overhead=fitted), links
+                )
+                row["from 1, 2"] = to_speed(n, workload, step)
+                row["as on 2"] = n / 2 * speeds[2]
+            yield row
+
+
+def predict_slow_networks(data):
+    """Yield a row for each run of network.json."""
+    one_node = make_links(None, [data["here"]])
+    for run in data["runs"]:
+        if run["model"] == "fake_compute":
+            kind, batch = f"ring of {run['n']}", 1
+            gradient_bytes = run["case"][1] * 1e6
+            workload = Workload(1, gradient_bytes, run["alone"], sync_overhead=0)
+        else:
+            base, batch = data["bases"][run["model"]], run["batch"]
+            seconds = {int(b): median(times) for b, times in base["points"].items()}
+            largest = max(seconds)
+            kind = "weak" if batch == largest else "strong"
+            compute = fit_compute(seconds, largest)
+            workload = Workload(largest, base["gradient_bytes"], *compute)
+            overhead = fit_sync_overhead(median(base["two"]), workload, one_node)
+            workload = replace(workload, batch=batch, sync_overhead=overhead)
+        links = make_links(None, [data["networks"][run["network"]]])
+        step = predict_step(run["n"], workload, links)
+        row = {"name": f"{kind} {run['model']}", "n": run["n"]}
+        row |= {
+            "what": run["network"],
+            "measured": run["n"] * batch / run["seconds"],
+        }
+        yield row | {"from 1, 2": to_speed(run["n"], workload, step)}
+
+
+def percent_off(row, kind):
+    return 100 * (row[kind] / row["measured"] - 1)
+
+
+def summarize(rows, kind):
+    """Return the median error of a kind in percent, the largest, and of how many."""
+    errors = [percent_off(row, kind) for row in rows if kind in row]
+    if not errors:
+        return f"{'':18} |"
+    middle, largest = median(map(abs, errors)), max(errors, key=abs)
+    return f"{middle:6.1f} {largest:+6.0f} {len(errors):4} |"
+
+
+def print_errors(rows, off):
+    """Print a table, a line for each name, and the rows that are off by more."""
+    rows = sorted(rows, key=lambda row: row["name"])
+    kinds = [kind for kind in KINDS if any(kind in row for row in rows)]
+    print("median and largest error in percent, rows:", "; ".join(kinds))
+    by_name = {}
+    for row in rows:
+        by_name.setdefault(row["name"], []).append(row)
+    by_name["all"] = rows
+    for name, some in by_name.items():
+        print(f"{name:30}", *(summarize(some, kind) for kind in kinds))
+    if ranges := [row for row in rows if "best" in row]:
+        inside = [r for r in ranges if r["worst"] <= r["measured"] <= r["best"]]
+        print(f"{len(inside)} of {len(ranges)} are between worst and best")
+    for row in rows:
+        kind = "from 1, 2" if "from 1, 2" in row else "from 1"
+        if off and abs(percent_off(row, kind)) > off:
+            print(
+                f"{percent_off(row, kind):+.0f} %: {row['name']}, {row['what']}, "
+                f"{row['n']} GPUs: {row[kind]:.4g}, not {row['measured']:.4g}"
+            )
+
+
+def main():
+    parser = OptionParser(__doc__)
+    text = "list of rows that are off by more; default: none"
+    parser.add_argument("--off", type=at_least(1), metavar="PERCENT", help=text)
+    off = parser.parse_args().off
+    print("Published by others")
+    print_errors(predict_published(load_json(HERE / "published.json")), off)
+    print("\nMeasured here, over slow networks")
+    print_errors(predict_slow_networks(load_json(HERE / "network.json")), off)
+
+
+if __name__ == "__main__":
+    main()
