@@ -10,7 +10,6 @@
 Without Slurm type bash in place of sbatch; it works without a GPU, too.
 """
 
-import signal  # REQUEUE: what Slurm sends first
 import time
 
 import torch
@@ -25,10 +24,10 @@ from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
-from common.log import Nothing, RunLog  # DDP: Nothing writes nothing
+from common.log import NullWriter, RunLog  # DDP: NullWriter writes nothing
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
-from state import State
+from state import TrainingState
 from topk import top1_top5
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
@@ -52,13 +51,10 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
-    epoch, batches, waited = state.epoch + 1, len(loader), 0.0
+    epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    done, before, seconds, waited = state.so_far  # REQUEUE: all 0 in a new epoch
-    total, start = total + before, start - seconds  # REQUEUE: means of all of it
-    for batch, (images, labels) in enumerate(log.bar(loader), start=1):
-        batch += done  # REQUEUE: those before the stop
-        waited += time.perf_counter() - step_end
+    for batch, (images, labels) in enumerate(log.progress(loader), start=1):
+        data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
@@ -77,18 +73,13 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
-                f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
+                f"Data {data_time / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
             shown["lr"] = state.scheduler.get_last_lr()[0]  # TB: its curve, too
             step = (epoch - 1) * batches + batch  # TB: global_step, the x axis
             for name, value in shown.items():  # TB: loss, acc1, acc5, lr
                 writer.add_scalar(f"train/{name}", value, step)  # TB: one curve each
-            asked = torch.tensor(state.asked, device=device)  # REQUEUE: 1 if told
-            dist.all_reduce(asked)  # REQUEUE: it is enough to tell one process
-            if asked:  # REQUEUE: so all stop after the same batch
-                writer.close()  # REQUEUE: or the last scalars may be lost
-                state.stop(batch, total, seconds, waited)  # REQUEUE: save and leave
         step_end = time.perf_counter()
     state.scheduler.step()
 
@@ -98,7 +89,7 @@ def evaluate(model, loader, device, log):
     """Return the mean loss, and the accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in log.bar(loader):
+    for images, labels in log.progress(loader):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
@@ -116,31 +107,31 @@ def main():
     add("--arch", choices=ARCHS, default="resnet18", help="the net")
     add("--epochs", type=at_least(1), default=3, help="passes over the data")
     add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=float, default=0.1, help="learning rate of the first epoch")
+    add("--lr", type=at_least(0.0), default=0.1, help="learning rate at the start")
     add("--log-interval", type=at_least(1), default=50, help="steps between lines")
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
-    # DDP: add("--gpu") is left out, as each process has its own
     add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
-    can_write(State.LATEST)
+    can_write(TrainingState.LATEST)
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
-    device, gpus = get_device(local_rank), world_size  # DDP: local_rank is its GPU
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
     dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus, rank == 0, scalars=False)  # DDP: rank 0 reports
-    writer = SummaryWriter(log.folder) if rank == 0 else Nothing()  # DDP: by rank 0
+    log = RunLog(args, device, scalars=False)
+    writer = NullWriter() if rank else SummaryWriter(log.folder)  # DDP: by rank 0
     ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: mean of gradients
     ddp_model.broadcast_buffers = False  # DDP: training reads no BatchNorm means
 
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: 1/N of the images
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: its own images
+    val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
+    val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -148,21 +139,18 @@ def main():
     for p in model.parameters():  # or undefined if the scaler skips the first step
         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
-    options = {"arch": args.arch, "epochs": args.epochs}
-    state = State(model, optimizer, scheduler, device, log.folder, **options)
-    loader = state.rest(loader)  # REQUEUE: without the batches that are done
+    state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
     model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    if own := state.find_own_checkpoint():  # REQUEUE: the job was started again
+        args.resume = own  # REQUEUE: nobody was there to type --resume
     if args.resume is not None:
         state.resume(args.resume)
-    elif state.restarted():  # REQUEUE: by Slurm or torchrun, after a checkpoint
-        state.resume(state.LATEST)  # REQUEUE: nobody was there to type --resume
-    signal.signal(signal.SIGUSR1, state.ask)  # REQUEUE: else it ends the process
     start = time.perf_counter()
     while state.epoch < args.epochs:
         sampler.set_epoch(state.epoch)  # DDP: or all epochs would have one order
-        epoch_start = time.perf_counter() - state.so_far[2]  # REQUEUE: as in train()
+        epoch_start = time.perf_counter()
         train(args, ddp_model, state, loader, device, log, writer)  # DDP: on N GPUs
         seconds = time.perf_counter() - epoch_start
         for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
@@ -173,10 +161,15 @@ def main():
         for name, value in validated.items():  # TB: loss, acc1, acc5
             step = state.epoch * len(loader)  # TB: where the training's curves are
             writer.add_scalar(f"validation/{name}", value, step)  # TB: once an epoch
+        stop = state.stop_requested()  # REQUEUE: 1 if run-requeue.sh got the signal
+        dist.all_reduce(stop)  # REQUEUE: all ranks agree, so that none leaves alone
+        if stop and state.epoch < args.epochs:  # REQUEUE: else it ends by itself
+            writer.close()  # REQUEUE: or the last scalars may be lost
+            state.exit_for_requeue()  # REQUEUE: by its status the job starts again
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
     writer.close()  # TB: or the last scalars may be lost
-    log.finish(accuracy=validated["acc1"], training_seconds=training)
+    log.write_result(accuracy=validated["acc1"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
