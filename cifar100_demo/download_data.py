@@ -1,18 +1,18 @@
 """Fetches CIFAR-100, on a login node: compute nodes mostly have no network.
 
     python download_data.py
-    python download_data.py --from FOLDER   # that holds train, test and meta
+    python download_data.py --from FOLDER   # that holds cifar-100-python/
 
 It goes to DATADIR, or else to data/ in the repository.
 """
 
 from torchvision.datasets import CIFAR100
 
-from common.download import by_torchvision
+from common.download import download_torchvision
 
 
 def main():
-    by_torchvision(__doc__, CIFAR100, "cifar-100-python", ["meta", "train", "test"])
+    download_torchvision(__doc__, CIFAR100, "cifar-100-python")
 
 
 if __name__ == "__main__":

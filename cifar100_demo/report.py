@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from common.device import find_gpus
+from common.device import count_gpus
 from common.log import peak_memory, rank0_print
 from common.metrics import means
 
@@ -51,7 +51,7 @@ def save_profile(profiler):
     folder = Path("logs/profiler")
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / name))
-    gpu = find_gpus()[1] > 0
+    gpu = count_gpus() > 0
     costliest = {"sort_by": f"self_{'device' if gpu else 'cpu'}_time_total"}
     costliest |= {"row_limit": 10, "max_name_column_width": 40}
     operators = profiler.key_averages()

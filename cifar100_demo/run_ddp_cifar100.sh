@@ -11,11 +11,8 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f train_cifar100.py ]] || { echo "Error: type cd cifar100_demo first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-
-gpus 2
+set_gpus 2
 "${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
 trap "kill $! 2> /dev/null || true" EXIT
 "${PYTHON[@]}" -m common.torchrun --standalone \

@@ -11,8 +11,8 @@ import pickle
 import numpy as np
 from PIL import Image, ImageDraw
 
-from common.drawing import background, draw_data_set
-from common.prepare import bar
+from common.prepare import progress_bar
+from common.synthetic import background, draw_data_set
 
 # Shapes by the radii of their corners, from corner to corner around the centre.
 SHAPES = {
@@ -63,7 +63,7 @@ def draw_files(folder, scale):
         rng, count = np.random.default_rng(len(name)), round(count * scale)
         labels = rng.permutation(np.arange(count) % 100).tolist()
         images = []
-        for label in bar(labels, name):
+        for label in progress_bar(labels, name):
             shape, colour = kinds[label]
             image = draw_shape(rng, SHAPES[shape], COLOURS[colour])
             images.append(np.asarray(image).transpose(2, 0, 1).ravel())

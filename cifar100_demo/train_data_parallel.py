@@ -51,7 +51,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
     model.train()
     total, recent = torch.zeros(2, 3, device=device)
     start = time.perf_counter()
-    batches = log.bar(train_loader, args.steps)
+    batches = log.progress(train_loader, args.steps)
     for step, (images, labels) in enumerate(batches, start=1):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -139,7 +139,7 @@ def main():
             args, model, device, train_loader, optimizer, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start
-        batches = log.bar(val_loader)
+        batches = log.progress(val_loader)
         validated = evaluate(model, device, batches)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
         parts = {"step": step, "train": means(sums), "validation": validated}
@@ -148,7 +148,7 @@ def main():
     if profiler:
         profiler.stop()
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=validated["accuracy"], training_seconds=training)
+    log.write_result(accuracy=validated["accuracy"], training_seconds=training)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
     model.train()
     total, recent = torch.zeros(2, 3, device=device)
     start = time.perf_counter()
-    batches = log.bar(train_loader, args.steps)
+    batches = log.progress(train_loader, args.steps)
     for step, (images, labels) in enumerate(batches, start=1):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -108,7 +108,7 @@ def main():
     add("--profile", action=BooleanOptionalAction, default=True, help="record steps")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.manual_seed(args.seed + rank)  # DDP: or all draw the same random numbers
@@ -120,10 +120,11 @@ def main():
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one process reports
+    log = RunLog(args, device)
     model = DDP(model)  # DDP: averages the gradients of all processes
     model.broadcast_buffers = False  # DDP: training does not read BatchNorm's means
-    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: no image twice
+    val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
+    val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
     batch_size, workers = args.batch_size, args.workers
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: its own images
     train_loader = make_loader(
@@ -149,7 +150,7 @@ def main():
             args, model, device, train_loader, optimizer, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start
-        batches = log.bar(val_loader)
+        batches = log.progress(val_loader)
         validated = evaluate(model.module, device, batches)  # DDP: the bare model
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
         parts = {"step": step, "train": means(sums), "validation": validated}
@@ -158,7 +159,7 @@ def main():
     if profiler:
         profiler.stop()
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=validated["accuracy"], training_seconds=training)
+    log.write_result(accuracy=validated["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

@@ -24,7 +24,7 @@ from common.device import get_device
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
-from state import State
+from state import TrainingState
 from topk import top1_top5
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
@@ -48,10 +48,10 @@ def train(args, model, state, loader, device, log):
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
-    epoch, batches, waited = state.epoch + 1, len(loader), 0.0
+    epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(log.bar(loader), start=1):
-        waited += time.perf_counter() - step_end
+    for batch, (images, labels) in enumerate(log.progress(loader), start=1):
+        data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
@@ -68,7 +68,7 @@ def train(args, model, state, loader, device, log):
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
-                f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
+                f"Data {data_time / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
         step_end = time.perf_counter()
@@ -80,7 +80,7 @@ def evaluate(model, loader, device, log):
     """Return the mean loss, and the accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in log.bar(loader):
+    for images, labels in log.progress(loader):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
@@ -97,20 +97,19 @@ def main():
     add("--arch", choices=ARCHS, default="resnet18", help="the net")
     add("--epochs", type=at_least(1), default=3, help="passes over the data")
     add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=float, default=0.1, help="learning rate of the first epoch")
+    add("--lr", type=at_least(0.0), default=0.1, help="learning rate at the start")
     add("--log-interval", type=at_least(1), default=50, help="steps between lines")
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
-    add("--gpu", type=at_least(0), help="its number; default: the first")
     args = parser.parse_args()
-    can_write(State.LATEST)
+    can_write(TrainingState.LATEST)
 
-    device, gpus = get_device(gpu=args.gpu), 1
+    device = get_device()
     torch.manual_seed(args.seed)
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus, scalars=False)
+    log = RunLog(args, device, scalars=False)
 
     batch_size = args.batch_size
     sampler = torch.utils.data.RandomSampler(train_set)
@@ -122,8 +121,7 @@ def main():
     for p in model.parameters():  # or undefined if the scaler skips the first step
         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
-    options = {"arch": args.arch, "epochs": args.epochs}
-    state = State(model, optimizer, scheduler, device, log.folder, **options)
+    state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
     if args.resume is not None:
         state.resume(args.resume)
     start = time.perf_counter()
@@ -136,7 +134,7 @@ def main():
         log.epoch(state.epoch, len(train_set), seconds)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
-    log.finish(accuracy=validated["acc1"], training_seconds=training)
+    log.write_result(accuracy=validated["acc1"], training_seconds=training)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
-from common.log import Nothing, RunLog  # DDP: Nothing writes nothing
+from common.log import NullWriter, RunLog  # DDP: NullWriter writes nothing
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
-from state import State
+from state import TrainingState
 from syncbn import sync_batchnorm  # BN: PyTorch's is for GPUs alone
 from topk import top1_top5
 
@@ -52,10 +52,10 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
-    epoch, batches, waited = state.epoch + 1, len(loader), 0.0
+    epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(log.bar(loader), start=1):
-        waited += time.perf_counter() - step_end
+    for batch, (images, labels) in enumerate(log.progress(loader), start=1):
+        data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
@@ -74,7 +74,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
-                f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
+                f"Data {data_time / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
             shown["lr"] = state.scheduler.get_last_lr()[0]  # TB: its curve, too
@@ -90,7 +90,7 @@ def evaluate(model, loader, device, log):
     """Return the mean loss, and the accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in log.bar(loader):
+    for images, labels in log.progress(loader):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
@@ -108,32 +108,32 @@ def main():
     add("--arch", choices=ARCHS, default="resnet18", help="the net")
     add("--epochs", type=at_least(1), default=3, help="passes over the data")
     add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=float, default=0.1, help="learning rate of the first epoch")
+    add("--lr", type=at_least(0.0), default=0.1, help="learning rate at the start")
     add("--log-interval", type=at_least(1), default=50, help="steps between lines")
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
-    # DDP: add("--gpu") is left out, as each process has its own
     add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
-    can_write(State.LATEST)
+    can_write(TrainingState.LATEST)
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
-    device, gpus = get_device(local_rank), world_size  # DDP: local_rank is its GPU
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
     dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
     model = sync_batchnorm(model, device)  # BN: one mean and variance for all ranks
-    log = RunLog(args, device, gpus, rank == 0, scalars=False)  # DDP: rank 0 reports
-    writer = SummaryWriter(log.folder) if rank == 0 else Nothing()  # DDP: by rank 0
+    log = RunLog(args, device, scalars=False)
+    writer = NullWriter() if rank else SummaryWriter(log.folder)  # DDP: by rank 0
     ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: mean of gradients
     ddp_model.broadcast_buffers = False  # DDP: training reads no BatchNorm means
 
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: 1/N of the images
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    val_set = Subset(val_set, range(rank, len(val_set), gpus))  # DDP: its own images
+    val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
+    val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -141,8 +141,7 @@ def main():
     for p in model.parameters():  # or undefined if the scaler skips the first step
         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
-    options = {"arch": args.arch, "epochs": args.epochs}
-    state = State(model, optimizer, scheduler, device, log.folder, **options)
+    state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
     model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -165,7 +164,7 @@ def main():
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
     writer.close()  # TB: or the last scalars may be lost
-    log.finish(accuracy=validated["acc1"], training_seconds=training)
+    log.write_result(accuracy=validated["acc1"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

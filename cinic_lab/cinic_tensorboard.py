@@ -25,7 +25,7 @@ from common.device import DTYPES, get_device, pick_dtype  # AMP: computes in 16 
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
-from state import State
+from state import TrainingState
 from topk import top1_top5
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
@@ -49,10 +49,10 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
-    epoch, batches, waited = state.epoch + 1, len(loader), 0.0
+    epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(log.bar(loader), start=1):
-        waited += time.perf_counter() - step_end
+    for batch, (images, labels) in enumerate(log.progress(loader), start=1):
+        data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
@@ -70,7 +70,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
-                f"Data {waited / batch:.3f}  Loss {shown['loss']:.4f}  "
+                f"Data {data_time / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
             shown["lr"] = state.scheduler.get_last_lr()[0]  # TB: its curve, too
@@ -86,7 +86,7 @@ def evaluate(model, loader, device, log):
     """Return the mean loss, and the accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in log.bar(loader):
+    for images, labels in log.progress(loader):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
@@ -103,21 +103,20 @@ def main():
     add("--arch", choices=ARCHS, default="resnet18", help="the net")
     add("--epochs", type=at_least(1), default=3, help="passes over the data")
     add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=float, default=0.1, help="learning rate of the first epoch")
+    add("--lr", type=at_least(0.0), default=0.1, help="learning rate at the start")
     add("--log-interval", type=at_least(1), default=50, help="steps between lines")
     add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
     add("--seed", type=int, default=1, help="of all random numbers")
-    add("--gpu", type=at_least(0), help="its number; default: the first")
     add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
-    can_write(State.LATEST)
+    can_write(TrainingState.LATEST)
 
-    device, gpus = get_device(gpu=args.gpu), 1
+    device = get_device()
     torch.manual_seed(args.seed)
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus, scalars=False)
+    log = RunLog(args, device, scalars=False)
     writer = SummaryWriter(log.folder)  # TB: a folder for each run
 
     batch_size = args.batch_size
@@ -130,8 +129,7 @@ def main():
     for p in model.parameters():  # or undefined if the scaler skips the first step
         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
-    options = {"arch": args.arch, "epochs": args.epochs}
-    state = State(model, optimizer, scheduler, device, log.folder, **options)
+    state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
     model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -151,7 +149,7 @@ def main():
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
     writer.close()  # TB: or the last scalars may be lost
-    log.finish(accuracy=validated["acc1"], training_seconds=training)
+    log.write_result(accuracy=validated["acc1"], training_seconds=training)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from itertools import product
 
 from common.cli import UserError
 from common.download import download_images
-from common.prepare import bar, find_images
+from common.prepare import find_image_root, progress_bar
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 URL = "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz"
@@ -23,9 +23,9 @@ def unpack(archive, folder):
     """Unpack SPLIT/CLASS/*.png; raise UserError if one of these is missing."""
     with tarfile.open(archive) as images:
         images.extraction_filter = getattr(tarfile, "data_filter", None)
-        members = bar(images, "unpacking", unit=" files", total=270_000)
+        members = progress_bar(images, "unpacking", unit=" files", total=270_000)
         images.extractall(folder, members)
-    root = find_images(folder, SPLITS[0], CLASSES[0]) or folder
+    root = find_image_root(folder, SPLITS[0], CLASSES[0]) or folder
     for split, name in product(SPLITS, CLASSES):
         if not (root / split / name).is_dir():
             raise UserError(f"no {split}/{name} in it")

@@ -18,7 +18,7 @@ import torch
 from common.cli import OptionParser, UserError, at_least
 from common.device import DTYPES, get_device, pick_dtype
 from common.log import RunLog, peak_memory
-from state import State
+from state import TrainingState
 
 STEPS = 5
 
@@ -37,11 +37,11 @@ def train(script, arch, batch_size, device, dtype):
     for p in model.parameters():  # or undefined if the scaler skips the first step
         optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    state = State(model, optimizer, scheduler, device)
+    args = Namespace(log_interval=STEPS, batch_size=batch_size)
+    state = TrainingState(args, model, optimizer, scheduler, device)
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     images = torch.zeros(batch_size, 3, 32, 32, dtype=torch.uint8, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)
-    args = Namespace(log_interval=STEPS, batch_size=batch_size)
     log = RunLog(args, device, enabled=False)
     for steps in (2, STEPS):
         torch.get_device_module(device).reset_peak_memory_stats(device)
@@ -52,8 +52,8 @@ def train(script, arch, batch_size, device, dtype):
     return steps * batch_size / seconds, peak_memory(device)
 
 
-def largest_batch(attempt, most):
-    """Return the largest batch up to most that attempt(it) has memory for.
+def largest_batch(attempt, limit):
+    """Return the largest batch up to limit that attempt(it) has memory for.
 
     Doubles it from 2 on until one does not fit, then tries the middle between the
     last that fits and the first that does not, until these are within 5 % of each
@@ -64,7 +64,7 @@ def largest_batch(attempt, most):
     that it does not fit.
     """
     fits, fails, batch_size = 1, None, 2  # BatchNorm wants more than one
-    while fits < most and (not fails or fails - fits > max(1, 0.05 * fits)):
+    while fits < limit and (not fails or fails - fits > max(1, 0.05 * fits)):
         try:
             attempt(batch_size)
             fits = batch_size
@@ -73,7 +73,7 @@ def largest_batch(attempt, most):
                 raise
             print(f"{batch_size:7} {str(error).splitlines()[0]}")
             fails = batch_size
-        batch_size = (fits + fails) // 2 if fails else min(2 * fits, most)
+        batch_size = (fits + fails) // 2 if fails else min(2 * fits, limit)
     return fits
 
 
@@ -82,10 +82,9 @@ def main():
     add = parser.add_argument
     add("--arch", choices=cinic.ARCHS, default="resnet18", help="the net")
     add("--dtype", choices=DTYPES, help="of AMP; default: what is fast")
-    add("--gpu", type=at_least(0), help="number of the GPU; default: the first")
-    add("--most", type=at_least(2), default=2**20, help="try no larger batch")
+    add("--max-batch-size", type=at_least(2), default=2**20, help="largest to try")
     args = parser.parse_args()
-    device = get_device(gpu=args.gpu)
+    device = get_device()
     if device.type == "cpu":
         raise UserError(
             "no GPU here, and this fills the memory of one: leave it out"
@@ -102,7 +101,8 @@ def main():
             speed, memory = train(script, args.arch, batch_size, device, chosen)
             print(f"{batch_size:7} {speed:10.1f} images/s {memory / 1e9:7.2f} GB")
 
-        print(f"{largest_batch(attempt, args.most):7} is the largest that fits")
+        largest = largest_batch(attempt, args.max_batch_size)
+        print(f"{largest:7} is the largest that fits")
 
 
 if __name__ == "__main__":

@@ -11,15 +11,11 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f cinic.py ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-need_script run-2gpus.sh "$@"
 
 if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
     pick_gpus "1-${GPUS:-2}"
     exec "${PYTHON[@]}" "$@"
 fi
-gpus 2
-exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="$GPUS" "$@"
+set_gpus 2
+exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" "$@"

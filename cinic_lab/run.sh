@@ -11,9 +11,5 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f cinic.py ]] || { echo "Error: type cd cinic_lab first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-need_script run.sh "$@"
-
-exec "${PYTHON[@]}" "$@"
+exec "${PYTHON[@]}" "${1:?no script: type sbatch run.sh SCRIPT.py}" "${@:2}"

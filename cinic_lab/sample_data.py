@@ -10,8 +10,9 @@ import colorsys
 import numpy as np
 from PIL import ImageOps
 
-from common.drawing import background, draw_data_set
-from common.prepare import bar, find_images, prepare
+from common.data import prepared_file
+from common.prepare import find_image_root, prepare, progress_bar
+from common.synthetic import background, draw_data_set
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
@@ -29,14 +30,15 @@ def draw_images(folder, scale):
             target = folder / RAW / split / name
             target.mkdir(parents=True)
             count = max(1, round(images * scale / 10))
-            for i in bar(range(count), f"{split} {name}"):
+            for i in progress_bar(range(count), f"{split} {name}"):
                 rng = np.random.default_rng([len(split), ord(split[0]), label, i])
                 draw_image(rng, label).save(target / f"{split}-{i}.png")
 
 
 def prepare_drawing(folder):
-    source = find_images(folder, SPLITS[0], CLASSES[0])
-    prepare(source, folder, SPLITS, CLASSES, SIZE)
+    if not prepared_file(folder, SPLITS[-1], SIZE).exists():
+        source = find_image_root(folder, SPLITS[0], CLASSES[0])
+        prepare(source, folder, SPLITS, CLASSES, SIZE)
 
 
 def main():

@@ -74,7 +74,7 @@ def main():
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=12, help="passes over the data")
     add("--batch-size", type=at_least(1), default=16, help="images per GPU")
-    add("--lr", type=float, default=0.05, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.05, help="learning rate")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
@@ -95,16 +95,16 @@ def main():
     optimizer = optim.SGD(model.parameters(), args.lr, momentum=0.9, nesterov=True)
     schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
 
-    log = RunLog(args, device, world_size, rank == 0)
+    log = RunLog(args, device)
     for epoch in range(1, args.epochs + 1):
         train_sampler.set_epoch(epoch)
         start = time.perf_counter()
-        trained = train(ddp_model, log.bar(train_loader), optimizer, device)
+        trained = train(ddp_model, log.progress(train_loader), optimizer, device)
         seconds = time.perf_counter() - start
         schedule.step()
         tested = evaluate(model, val_loader, device)
         log.epoch(epoch, len(train_set), seconds, train=trained, validation=tested)
-    log.finish(accuracy=tested["accuracy"])
+    log.write_result(accuracy=tested["accuracy"])
     dist.destroy_process_group()
 
 

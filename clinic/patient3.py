@@ -76,7 +76,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="to train the top")
     add("--finetune-epochs", type=at_least(0), default=6, help="to train all")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=float, default=0.002, help="learning rate of the top")
+    add("--lr", type=at_least(0.0), default=0.002, help="learning rate of the top")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
@@ -84,7 +84,7 @@ def main():
     device = get_device(local_rank)
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
-    log = RunLog(args, device, world_size, rank == 0)
+    log = RunLog(args, device)
 
     train_set, val_set = shapes(1024, seed=1), shapes(501, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
@@ -103,12 +103,12 @@ def main():
             optimizer = torch.optim.Adam(model.parameters(), args.lr / 2)
         sampler.set_epoch(epoch)
         start = time.perf_counter()
-        trained = train(ddp_model, log.bar(train_loader), optimizer, device)
+        trained = train(ddp_model, log.progress(train_loader), optimizer, device)
         seconds = time.perf_counter() - start
         validated = evaluate(model, val_loader, device)
         images = len(train_set)
         log.epoch(epoch, images, seconds, train=trained, validation=validated)
-    log.finish(accuracy=validated["accuracy"])
+    log.write_result(accuracy=validated["accuracy"])
     dist.destroy_process_group()
 
 

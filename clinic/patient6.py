@@ -60,7 +60,7 @@ def main():
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=8, help="passes over the data")
     add("--batch-size", type=at_least(1), default=16, help="images per GPU")
-    add("--lr", type=float, default=0.003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.003, help="learning rate")
     add("--resume", action="store_true", help="go on from the checkpoint")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()

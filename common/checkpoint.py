@@ -1,4 +1,4 @@
-"""Files that are whole or not there: a run that is killed leaves no half of one."""
+"""Atomic writes: a killed run leaves no partial file."""
 
 import os
 import shutil
@@ -18,23 +18,17 @@ def can_write(file):
 def save(state, *files):
     """Save what torch.load() reads to each of these files, in this order.
 
-    They have temporary names until all are complete.
+    Until they are whole, their names end in .part.
     """
-    parts = [Path(f"{file}.{os.getpid()}.part") for file in files]
+    parts = [Path(f"{file}.part") for file in files]
     try:
         torch.save(state, parts[0])
         for part in parts[1:]:
             shutil.copyfile(parts[0], part)
         for part, file in zip(parts, files, strict=True):
             part.replace(file)
-            for old in part.parent.glob(
-                f"{Path(file).name}.*.part"
-            ):  # of killed saves
-                if os.stat(file).st_mtime > old.stat().st_mtime + 600:
-                    old.unlink(missing_ok=True)
-    except (OSError, RuntimeError) as e:
+    except (OSError, RuntimeError) as error:
         for part in parts:
             part.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot save {files[0]}: disk full? make room ({e})"
-        ) from None
+        what = f"cannot save {files[0]}: disk full? make room ({error})"
+        raise UserError(what) from None

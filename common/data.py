@@ -51,7 +51,7 @@ def load_prepared(name, splits, size):
     """Return an InMemory set for each split, of images (N, 3, size, size), uint8.
 
     All processes of a node share one copy: the files are mapped into memory. Raises
-    UserError if one is missing or damaged.
+    UserError if one is missing, damaged, or not to be read.
     """
     folder, sets = data_dir(name), []
     again = "type `python download_data.py` on a login node"
@@ -68,11 +68,9 @@ def load_prepared(name, splits, size):
         except FileNotFoundError:
             what = f"{folder} is not prepared, it has no {file.name}: {again}"
             raise UserError(what) from None
-        except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}") from None
         except Exception as error:
-            what = f"{file} is damaged ({type(error).__name__}): delete it,"
-            raise UserError(f"{what} and {again}") from None
+            what = f"cannot read {file} ({type(error).__name__}): if it is damaged,"
+            raise UserError(f"{what} delete it, and {again}") from None
     return sets
 
 

@@ -1,7 +1,9 @@
-"""What a run says and leaves behind: lines, TensorBoard scalars, and its result."""
+"""What a run prints and leaves behind: lines, TensorBoard scalars, its result."""
 
 import json
 import os
+import platform
+import re
 import resource
 import statistics
 import sys
@@ -13,24 +15,19 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tqdm import tqdm
 
-from common.cli import UserError, add_line
+from common import watchdog
+from common.cli import UserError, append_line
 
 
 def rank0_print(line):
     """Print a line, if this is the one of many processes that speaks for all."""
     if os.environ.get("RANK", "0") == "0":
-        with tqdm.external_write_mode():  # wipes a bar meanwhile
+        with tqdm.external_write_mode():  # wipes a progress bar meanwhile
             print(f"{line}\n", end="", flush=True)  # in one piece
 
 
-def gets_on():
-    """Let common.torchrun know that this process gets on; see its watch()."""
-    if folder := os.environ.get("RANKS_TELL"):
-        Path(folder, "steps").touch()
-
-
-class Nothing:
-    """A writer that writes nothing: whatever it is asked to do, it does not."""
+class NullWriter:
+    """A SummaryWriter that writes nothing."""
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: None
@@ -39,31 +36,32 @@ class Nothing:
 class RunLog:
     """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
 
-    Where enabled is false it does nothing: of many processes, one reports. Files go
-    to logs/ in the working directory; each run has a folder of its own there.
+    Of many processes, rank 0 does so. Files go to logs/ in the working directory;
+    each run has a folder of its own there.
     """
 
     def __init__(
-        self,
-        args,
-        device,
-        world_size=1,
-        enabled=True,
-        *,
-        scalars=True,
-        counts="images",
+        self, args, device, gpus=None, *, enabled=True, scalars=True, unit="images"
     ):
         """args: the script's options; args.batch_size is per GPU.
 
-        scalars: false for a script with a SummaryWriter of its own; counts: what its
-        speed counts, say "tokens". Raises UserError if logs/ cannot be written.
+        gpus: how many the run uses; by default one for each process of torchrun.
+        scalars: false for a script with a SummaryWriter of its own; unit: what its
+        speed counts, for example "tokens". Raises UserError if logs/ cannot be
+        written.
         """
-        self.enabled, self.writer, self.counts = enabled, Nothing(), counts
-        self.batch, self.world_size = args.batch_size * world_size, world_size
-        gets_on()
-        script, job = Path(sys.argv[0]).stem, os.environ.get("SLURM_JOB_ID")
-        self.folder = Path(f"logs/{script}-{job or int(time.time())}-{os.getpid()}")
-        if not enabled:
+        self.args, self.device, self.unit = args, device, unit
+        self.gpus = gpus or int(os.environ.get("WORLD_SIZE", 1))
+        self.batch = args.batch_size * self.gpus
+        self.enabled = enabled and os.environ.get("RANK", "0") == "0"
+        self.writer, self.epochs, self.memory = NullWriter(), [], 0
+        self.script, self.job = (
+            Path(sys.argv[0]).stem,
+            os.environ.get("SLURM_JOB_ID"),
+        )
+        run = self.job or int(time.time())
+        self.folder = Path(f"logs/{self.script}-{run}-{os.getpid()}")
+        if not self.enabled:
             return
         try:
             Path("logs").mkdir(exist_ok=True)
@@ -75,56 +73,44 @@ class RunLog:
                 self.writer = SummaryWriter(self.folder)
         except OSError as error:
             raise UserError(f"cannot write logs/: {error.strerror}") from None
-        self.device, self.epochs, self.memory = device, [], 0
-        register_optimizer_step_pre_hook(self._weigh)
-        nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # as torchrun counts them
-        here = world_size // nodes if job else world_size  # a laptop plays all nodes
-        name, unit, cores = "CPU core", "CPU core", os.cpu_count()
+        self.gradient_bytes = None
+        register_optimizer_step_pre_hook(self._note_gradient_bytes)
+        self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))  # by torchrun
+        # Without Slurm, one machine stands in for all nodes.
+        here = self.gpus // self.nodes if self.job else self.gpus
+        cores = os.cpu_count()
+        self.device_name, processor = "CPU core", "CPU core"
         if device.type != "cpu":
-            module, unit = torch.get_device_module(device), "GPU"
-            name = module.get_device_name(device)
+            module = torch.get_device_module(device)
+            self.device_name, processor = module.get_device_name(device), "GPU"
         elif here > cores:
-            name, unit = f"CPU core ({here} share {cores})", "rank"
-        self.fields = {"script": script, "gpus": world_size, "nodes": nodes}
-        self.fields |= {"device": name, "slurm_job": job, "options": vars(args)}
-        self.fields |= {"batch": self.batch, "batch_per_gpu": args.batch_size}
-        self.print(f"{script} on {world_size} x {name}")
-        batches = f"{args.batch_size} per {unit} x {world_size} {unit}"
-        self.print(f"Batch size: {batches}{'s' * (world_size > 1)} = {self.batch}")
+            self.device_name, processor = f"CPU core ({here} share {cores})", "rank"
+        plural = "s" if self.gpus > 1 else ""
+        total = f"{self.gpus} {processor}{plural} = {self.batch}"
+        self.print(f"{self.script} on {self.gpus} x {self.device_name}")
+        self.print(f"Batch size: {args.batch_size} per {processor} x {total}")
 
-    def _weigh(self, optimizer, *_):
+    def _note_gradient_bytes(self, optimizer, *_):
         """Note how large the gradients are, at the first step of an optimizer."""
-        if "gradient_bytes" not in self.fields:
+        if self.gradient_bytes is None:
             grads = [p.grad for g in optimizer.param_groups for p in g["params"]]
-            size = sum(grad.nbytes for grad in grads if grad is not None)
-            self.fields["gradient_bytes"] = size
+            sizes = [grad.nbytes for grad in grads if grad is not None]
+            self.gradient_bytes = sum(sizes)
 
     def print(self, line):
         if self.enabled:
             rank0_print(line)
 
-    def bar(self, loader, steps=None):
-        """Give a loader's batches, steps of them or all, (inputs, labels) each.
-
-        Meanwhile a bar moves on a terminal; elsewhere a line comes every 30 seconds.
-        """
-        steps, seen, said, start = steps or len(loader), 0, 0, time.perf_counter()
+    def progress(self, loader, steps=None):
+        """Yield at most `steps` (inputs, labels) batches; a terminal shows a bar."""
+        steps = steps or len(loader)
         what = "training" if torch.is_grad_enabled() else "evaluating"
-        form = what + " {l_bar}{bar}| {n}/{total} steps [{elapsed}{postfix}]"
         hide = None if self.enabled else True  # None: where there is no terminal
-        alike = hasattr(getattr(loader, "sampler", 0), "replacement")  # shuffled
-        with tqdm(total=steps, leave=False, disable=hide, bar_format=form) as bar:
-            for step, (inputs, labels) in enumerate(islice(loader, steps), start=1):
-                gets_on()
-                yield inputs, labels
-                seen += labels.numel() * (1 if alike else self.world_size)
-                took = time.perf_counter() - start
-                speed = f"{seen / took:.1f} {self.counts}/s"
-                bar.set_postfix_str(speed, refresh=False)
+        with tqdm(desc=what, total=steps, leave=False, disable=hide) as bar:
+            for step, batch in enumerate(islice(loader, steps)):
+                watchdog.heartbeat(30 if step else 120)  # the first may compile
+                yield batch
                 bar.update()
-                if bar.disable and took - said > 30:
-                    said = took
-                    self.print(f"{what}: {step} of {steps} steps, {speed}")
 
     def epoch(self, epoch, images, seconds, **parts):
         """Report an epoch; they are numbered from 1.
@@ -132,7 +118,7 @@ class RunLog:
         images: of the whole job (or tokens); seconds: without the validation; parts:
         for example train={"loss": 0.1, "accuracy": 98.7}.
         """
-        gets_on()
+        watchdog.heartbeat(120)
         if not self.enabled:
             return
         self.epochs.append((images, seconds, time.time()))
@@ -140,39 +126,57 @@ class RunLog:
         if len(self.epochs) == 1 and self.device.type != "cpu":
             # Of that much, a part was for cuDNN's search for its fastest algorithms.
             torch.get_device_module(self.device).reset_peak_memory_stats(self.device)
-        self.writer.add_scalar(f"{self.counts}_per_second", images / seconds, epoch)
-        line = f"Epoch {epoch}: {seconds:.1f} s, "
-        line += f"{images / seconds:.1f} {self.counts}/s"
+        self.writer.add_scalar(f"{self.unit}_per_second", images / seconds, epoch)
+        line = (
+            f"Epoch {epoch}: {seconds:.1f} s, {images / seconds:.1f} {self.unit}/s"
+        )
         for part, values in parts.items():
             line += f"; {part}"
             for name, value in values.items():
                 self.writer.add_scalar(f"{part}/{name}", value, epoch)
-                line += f" {name} {value:.4g}" + " %" * (name == "accuracy")
+                percent = " %" if name == "accuracy" else ""
+                line += f" {name} {value:.4g}{percent}"
         self.print(line)
 
-    def finish(self, **fields):
+    def write_result(self, **fields):
         """Add this run to logs/results.jsonl, with these fields besides its own.
 
         Its speed is the median of epochs 2 to --epochs: the first fills caches, and
         those after are fine-tuning.
         """
-        if not self.enabled:  # main() frees the process group next: see cli.leave()
-            return time.sleep(0.1)
-        epochs = self.epochs[: self.fields["options"]["epochs"]]
+        watchdog.stop()
+        if not self.enabled:
+            time.sleep(0.1)  # main() frees the process group next: cli.drain_gloo()
+            return
+        epochs = self.epochs[: self.args.epochs]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
-        mid = statistics.median(seconds)
-        cpu = "".join(file.read_text() for file in Path("/proc").glob("cpuinfo"))
-        cpu = cpu.partition("model name\t: ")[2].split("\n")[0] or os.uname().machine
-        fields |= {"counts": self.counts, f"{self.counts}_per_epoch": images[0]}
-        fields |= {f"{self.counts}_per_second": images[0] / mid, "cpu": cpu}
-        fields |= {"seconds_per_epoch": mid, "peak_memory_gb": self.memory / 1e9}
-        ends = [end for _, _, end in self.epochs]  # seconds since 1970
-        fields |= {"epoch_ends": ends, "finished": time.strftime("%FT%T%z")}
-        self.fields |= {"torch": torch.__version__, "cpus": os.cpu_count(), **fields}
+        median = statistics.median(seconds)
+        result = {
+            "script": self.script,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "device": self.device_name,
+            "cpu": cpu_name(),
+            "cpus": os.cpu_count(),
+            "torch": torch.__version__,
+            "slurm_job": self.job,
+            "options": vars(self.args),
+            "batch": self.batch,
+            "batch_per_gpu": self.args.batch_size,
+            "counts": self.unit,
+            f"{self.unit}_per_epoch": images[0],
+            f"{self.unit}_per_second": images[0] / median,
+            "seconds_per_epoch": median,
+            "peak_memory_gb": self.memory / 1e9,
+            "gradient_bytes": self.gradient_bytes,
+            "epoch_ends": [end for _, _, end in self.epochs],  # seconds since 1970
+            "finished": time.strftime("%FT%T%z"),
+        }
         self.writer.close()
-        add_line("logs/results.jsonl", json.dumps(self.fields))
+        append_line("logs/results.jsonl", json.dumps(result | fields))
         if len(epochs) > 1:
-            self.print(f"First epoch: {epochs[0][1]:.1f} s; later ones: {mid:.1f} s")
+            first = epochs[0][1]
+            self.print(f"First epoch: {first:.1f} s; later ones: {median:.1f} s")
         self.print("Result added to logs/results.jsonl")
 
 
@@ -182,3 +186,10 @@ def peak_memory(device):
         return torch.get_device_module(device).max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of the two systems
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def cpu_name():
+    """Return the name of this machine's CPU, by which compare.py tells machines."""
+    info = Path("/proc/cpuinfo")
+    found = info.exists() and re.search("model name\t: (.*)", info.read_text())
+    return found[1] if found else platform.machine()

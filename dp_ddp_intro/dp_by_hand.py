@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet152
 
 from common.cli import OptionParser
-from common.prepare import bar
+from common.prepare import progress_bar
 from model import Transformer
 
 # An A100, by its data sheet: bytes/s in one direction, by 16 lanes of PCIe 4 and by
@@ -107,7 +107,7 @@ def milliseconds_of_replicate(model, repeats=5):
 def main():
     OptionParser(__doc__).parse_args()
     rows = {}
-    for name, (model, inputs, targets) in bar(nets().items(), "counting"):
+    for name, (model, inputs, targets) in progress_bar(nets().items(), "counting"):
         with FlopCounterMode(display=False) as counter:
             _, copied = step(model, inputs, targets)
         ddp = size(model.parameters())  # all-reduce: so much each way, on two GPUs

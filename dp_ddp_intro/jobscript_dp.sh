@@ -11,10 +11,6 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f model_parallel.py ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-need_script jobscript_dp.sh "$@"
-
 pick_gpus "1-${GPUS:-2}"
-exec "${PYTHON[@]}" "$@"
+exec "${PYTHON[@]}" "${1:?no script: type sbatch jobscript_dp.sh SCRIPT.py}" "${@:2}"

@@ -12,11 +12,9 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f model_parallel.py ]] || { echo "Error: type cd dp_ddp_intro first" >&2; exit 2; }
 FRAMEWORK=tensorflow
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-need_script jobscript_tensorflow_2nodes.sh "$@"
+export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0 # warnings and errors alone
 
 if [[ ${SLURM_JOB_ID:-} ]]; then
     exec srun --overlap --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 \
@@ -31,10 +29,8 @@ worker() { # a process that thinks it is the worker of this number
     pick_gpus $(($1 + 1))
     exec "${PYTHON[@]}" "${@:2}"
 }
-trap 'printf "\nStopped by Ctrl-C\n" >&2; exit 130' INT # what runs in the background gets none
-worker 0 "$@" & first=$!
-worker 1 "$@" & second=$!
-trap 'kill $first $second 2>/dev/null || true' EXIT
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
+worker 0 "$@" &
+worker 1 "$@" &
 wait -n # if one fails, this script ends here, and the other with it
-wait $first
-wait $second
+wait -n

@@ -85,7 +85,7 @@ def main():
     add("--epochs", type=at_least(1), default=2, help="in each of the two ways")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences for both GPUs")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")
@@ -107,7 +107,7 @@ def main():
     model = Transformer(args.layers, args.width, args.heads, args.length)
     layers = model.stages([rank], 2)[0].to(device)
     # Not enabled at first: it would say that the batch is per GPU.
-    log = RunLog(args, device, enabled=False, counts="tokens")
+    log = RunLog(args, device, enabled=False, unit="tokens")
     log.enabled = rank == 0
     half = args.layers // 2
     log.print(f"On {device}: the embedding and {half} of {args.layers} layers")
@@ -117,7 +117,7 @@ def main():
     optimizer = torch.optim.Adam(layers.parameters(), args.lr)
     for micro_batches in (1, args.micro_batches):
         for _ in range(args.epochs):  # the last one is timed
-            batches = log.bar(loader)
+            batches = log.progress(loader)
             start = time.perf_counter()
             loss = train(
                 layers, batches, optimizer, device, micro_batches, args.width

@@ -46,7 +46,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")
@@ -61,7 +61,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, counts="tokens")
+    log = RunLog(args, device, unit="tokens")
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
@@ -71,7 +71,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        batches = loader if args.verbose else log.bar(loader)
+        batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
         trained = train(model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
@@ -80,7 +80,7 @@ def main():
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
 
 
 if __name__ == "__main__":

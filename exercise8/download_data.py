@@ -13,7 +13,7 @@ import zipfile
 
 from common.cli import UserError
 from common.download import download_images
-from common.prepare import UNREADABLE, bar, read_photo
+from common.prepare import UNREADABLE, progress_bar, read_photo
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 URL = (
@@ -37,7 +37,9 @@ def unpack(archive, folder):
             )
             names = {int(match[1]): match[0] for match in found if match}
             count = 0
-            for number in bar(sorted(names), f"unpacking {kind}", unit=" photos"):
+            for number in progress_bar(
+                sorted(names), f"unpacking {kind}", unit=" photos"
+            ):
                 photo = photos.read(names[number])
                 try:
                     read_photo(io.BytesIO(photo), SIZE)

@@ -79,10 +79,10 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
     start = time.perf_counter()
     for epoch in epochs:
         epoch_start = time.perf_counter()
-        batches = log.bar(train_loader)
+        batches = log.progress(train_loader)
         trained = train(model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model, log.bar(val_loader), device)
+        validated = evaluate(model, log.progress(val_loader), device)
         images = len(train_loader.dataset)
         log.epoch(epoch, images, seconds, train=trained, validation=validated)
     return time.perf_counter() - start
@@ -99,7 +99,7 @@ def main():
         default=25,
         help="images per GPU",
     )
-    add("--lr", type=float, default=0.01, help="learning rate of the new top")
+    add("--lr", type=at_least(0.0), default=0.01, help="learning rate of the top")
     add("--backbone", choices=CHANNELS, default="vgg16", help="tinyvgg: for CPUs")
     add(
         "--weights", default="imagenet", choices=["imagenet", "none"], help="to load"
@@ -132,7 +132,7 @@ def main():
     epochs = range(1, args.epochs + 1)
     training = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
     log.print(f"Total training time: {training:.1f} s")
-    accuracy = evaluate(model, log.bar(test_loader), device)["accuracy"]
+    accuracy = evaluate(model, log.progress(test_loader), device)["accuracy"]
     log.print(f"Testing (pretrained, before fine-tuning): accuracy {accuracy:.2f} %")
 
     # Fine-tuning: the last block of convolutions is trained too.
@@ -141,9 +141,9 @@ def main():
     epochs = range(args.epochs + 1, args.epochs + args.finetune_epochs + 1)
     tuning = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
     log.print(f"Total fine-tuning time: {tuning:.1f} s")
-    accuracy = evaluate(model, log.bar(test_loader), device)["accuracy"]
+    accuracy = evaluate(model, log.progress(test_loader), device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
-    log.finish(accuracy=accuracy, training_seconds=training)
+    log.write_result(accuracy=accuracy, training_seconds=training)
 
 
 if __name__ == "__main__":

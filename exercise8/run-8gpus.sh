@@ -11,11 +11,6 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f pytorch_dvc_cnn_pretrained.py ]] || { echo "Error: type cd exercise8 first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-need_script run-8gpus.sh "$@"
-
-gpus 8
-exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="$GPUS" "$@"
+set_gpus 8
+exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" "$@"

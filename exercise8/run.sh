@@ -11,9 +11,5 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f pytorch_dvc_cnn_pretrained.py ]] || { echo "Error: type cd exercise8 first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-need_script run.sh "$@"
-
-exec "${PYTHON[@]}" "$@"
+exec "${PYTHON[@]}" "${1:?no script: type sbatch run.sh SCRIPT.py}" "${@:2}"

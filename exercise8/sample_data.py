@@ -10,8 +10,9 @@ import math
 import numpy as np
 from PIL import ImageDraw
 
-from common.drawing import background, draw_data_set
-from common.prepare import bar, find_images, prepare
+from common.data import prepared_file
+from common.prepare import find_image_root, prepare, progress_bar
+from common.synthetic import background, draw_data_set
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
@@ -76,15 +77,16 @@ def draw_photos(folder, scale):
             target = folder / RAW / split / kind
             target.mkdir(parents=True)
             count = max(1, round(images * scale / 2))
-            for i in bar(range(count), f"{split} {kind}"):
+            for i in progress_bar(range(count), f"{split} {kind}"):
                 rng = np.random.default_rng([len(split), label, i])
                 file = target / f"{kind[:-1]}.{i}.jpg"
                 draw_animal(rng, kind).save(file, quality=90)
 
 
 def prepare_drawing(folder):
-    source = find_images(folder, SPLITS[0], CLASSES[0])
-    prepare(source, folder, SPLITS, CLASSES, SIZE)
+    if not prepared_file(folder, SPLITS[-1], SIZE).exists():
+        source = find_image_root(folder, SPLITS[0], CLASSES[0])
+        prepare(source, folder, SPLITS, CLASSES, SIZE)
 
 
 def main():

@@ -20,7 +20,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from backbones import CHANNELS, WEIGHTS
 from common.cli import OptionParser
 from common.data import normalise
-from common.prepare import bar
+from common.prepare import progress_bar
 from dataset import MEAN, STD
 
 SIZE = 96
@@ -144,7 +144,7 @@ def main():
     torch.multiprocessing.set_sharing_strategy("file_system")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         drawings = pool.map(draw, range(args.images), chunksize=100)
-        drawings = list(bar(drawings, "drawing", total=args.images))
+        drawings = list(progress_bar(drawings, "drawing", total=args.images))
     images, labels = (torch.stack(column) for column in zip(*drawings, strict=True))
     held_out = args.images // 12
 
@@ -162,7 +162,7 @@ def main():
         model.train()
         order = torch.randperm(args.images - held_out) + held_out
         order = order[: batches * args.batch_size].view(batches, -1)
-        for batch in bar(order, f"epoch {epoch + 1} of {args.epochs}"):
+        for batch in progress_bar(order, f"epoch {epoch + 1} of {args.epochs}"):
             output = model(normalise(images[batch], MEAN, STD)).view(-1, 10, 3)
             loss = nn.functional.cross_entropy(output, labels[batch])
             optimizer.zero_grad()

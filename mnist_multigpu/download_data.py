@@ -8,14 +8,11 @@ It goes to DATADIR, or else to data/ in the repository.
 
 from torchvision.datasets import MNIST
 
-from common.download import by_torchvision
-
-SPLITS, KINDS = ("train", "t10k"), ("images-idx3", "labels-idx1")
+from common.download import download_torchvision
 
 
 def main():
-    files = (f"{split}-{kind}-ubyte" for split in SPLITS for kind in KINDS)
-    by_torchvision(__doc__, MNIST, "MNIST", list(files), "raw")
+    download_torchvision(__doc__, MNIST, "MNIST")
 
 
 if __name__ == "__main__":

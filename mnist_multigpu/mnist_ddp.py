@@ -60,7 +60,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
     """Train for an epoch, and wait until the device has done it."""
     model.train()
     images, batches = len(train_loader.dataset), len(train_loader)
-    for batch, (data, target) in enumerate(log.bar(train_loader), start=1):
+    for batch, (data, target) in enumerate(log.progress(train_loader), start=1):
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
         output = model(normalise(data, MEAN, STD))
@@ -105,9 +105,9 @@ def main():
     add("--test-batch-size", type=at_least(1), default=1000, help="to test on")
     add("--epochs", type=at_least(1), default=14, help="passes over the data")
     add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="of the weights")
-    add("--lr", type=float, help="default: 1 for adadelta, else 0.001")
+    add("--lr", type=at_least(0.0), help="default: 1 for adadelta, else 0.001")
     add("--scheduler", choices=SCHEDULERS, default="step", help="how --lr falls")
-    add("--gamma", type=float, default=0.7, help="factor of step and exponential")
+    add("--gamma", type=at_least(0.0), default=0.7, help="decay factor of --lr")
     add("--log-interval", type=at_least(1), default=10, help="steps between lines")
     add("--workers", type=at_least(0), default=0, help="processes that load images")
     add("--save-model", action="store_true", help="write mnist_cnn.pt")
@@ -115,8 +115,8 @@ def main():
     args = parser.parse_args()
     if args.save_model:
         can_write("mnist_cnn.pt")
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
-    rank, local_rank, gpus = get_ranks()  # DDP: torchrun starts one process per GPU
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.manual_seed(args.seed + rank)  # DDP: each process draws its own dropout
     profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile for each
@@ -124,12 +124,12 @@ def main():
 
     train_set, test_set = mnist()
     model = make_model().to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus, enabled=rank == 0)  # DDP: one process reports
+    log = RunLog(args, device)
     ddp = nn.parallel.DistributedDataParallel(model)  # DDP: averages the gradients
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
-    share = range(rank, len(test_set), gpus)  # DDP: each tests its own images
+    share = range(rank, len(test_set), world_size)  # DDP: each tests its own images
     test_set = Subset(test_set, share)  # DDP: so that none is counted twice
     batch_size, workers = args.batch_size, args.workers
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
@@ -145,14 +145,14 @@ def main():
         epoch_start = time.perf_counter()
         train(args, ddp, device, loader, optimizer, epoch, log)  # DDP: on every GPU
         seconds = time.perf_counter() - epoch_start
-        tested = test(model, device, log.bar(test_loader))
+        tested = test(model, device, log.progress(test_loader))
         log.epoch(epoch, len(train_set), seconds, test=tested)
         scheduler.step()
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
     if args.save_model and rank == 0:  # DDP: one process writes
         save(model.state_dict(), "mnist_cnn.pt")
-    log.finish(accuracy=tested["accuracy"], training_seconds=training)
+    log.write_result(accuracy=tested["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

@@ -10,8 +10,8 @@ import struct
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from common.drawing import draw_data_set
-from common.prepare import bar
+from common.prepare import progress_bar
+from common.synthetic import draw_data_set
 
 
 def draw_digit(rng, digit):
@@ -33,7 +33,9 @@ def draw_files(folder, scale):
     }.items():
         rng = np.random.default_rng(len(name))
         labels = rng.integers(0, 10, count, dtype=np.uint8)
-        images = np.stack([draw_digit(rng, digit) for digit in bar(labels, name)])
+        images = np.stack(
+            [draw_digit(rng, digit) for digit in progress_bar(labels, name)]
+        )
         for kind, array in {"images": images, "labels": labels}.items():
             # IDX: two zeros, 8 for uint8, the number of dimensions; sizes; the data
             # (http://yann.lecun.com/exdb/mnist).

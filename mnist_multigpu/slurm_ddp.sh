@@ -1,6 +1,5 @@
 #!/bin/bash
 #SBATCH --job-name=mnist_DDP
-##SBATCH --reservation=NAME
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=20
@@ -16,11 +15,8 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-
-gpus 2
-echo "Running on host $(hostname), GPUs: $(visible_gpus)"
-exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="$GPUS" mnist_ddp.py --epochs=5 --batch-size=128 "$@"
+set_gpus 2
+echo "Running on host $(hostname)"
+exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" \
+    mnist_ddp.py --epochs=5 --batch-size=128 "$@"

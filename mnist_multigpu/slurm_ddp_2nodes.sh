@@ -1,6 +1,5 @@
 #!/bin/bash
 #SBATCH --job-name=mnist_DDP_2nodes
-##SBATCH --reservation=NAME
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=20
@@ -15,10 +14,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-
-echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}, GPUs: $(visible_gpus)"
+echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}"
 set -- mnist_ddp.py --epochs=5 --batch-size=128 "$@"
-source common/nodes.sh
+source common/launch_nodes.sh

@@ -1,6 +1,5 @@
 #!/bin/bash
 #SBATCH --job-name=mnist_multiGPU
-##SBATCH --reservation=NAME
 #SBATCH --nodes=1
 #SBATCH --ntasks=2
 #SBATCH --cpus-per-task=10
@@ -15,12 +14,9 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
-[[ -f mnist_singlegpu.py ]] || { echo "Error: type cd mnist_multigpu first" >&2; exit 2; }
-[[ -d common ]] || { echo "Error: type rm common; ln -s ../common common" >&2; exit 2; }
 source common/env.sh
-
 pick_gpus "1-${GPUS:-2}"
-echo "Running on host $(hostname), GPUs: $(visible_gpus)"
+echo "Running on host $(hostname)"
 profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
 "${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@"
 "${PYTHON[@]}" -m line_profiler -rmt "$profile"

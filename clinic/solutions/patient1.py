@@ -75,7 +75,7 @@ def main():
     add("--epochs", type=at_least(1), default=6, help="passes over the data")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
     add("--workers", type=at_least(0), default=1, help="processes that pick images")
-    add("--lr", type=float, default=0.003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.003, help="learning rate")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
@@ -96,18 +96,18 @@ def main():
     model = Net().to(device)
     ddp_model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
-    log = RunLog(args, device, world_size, rank == 0)
+    log = RunLog(args, device)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # FIX: or all epochs have one order
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, log.bar(train_loader), optimizer, device)
+        trained = train(ddp_model, log.progress(train_loader), optimizer, device)
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, val_loader, device)
         images = len(train_set)
         log.epoch(epoch, images, seconds, train=trained, validation=validated)
     training = time.perf_counter() - start
-    log.finish(accuracy=validated["accuracy"], training_seconds=training)
+    log.write_result(accuracy=validated["accuracy"], training_seconds=training)
     dist.destroy_process_group()
 
 

@@ -42,7 +42,7 @@ parser.add_argument("--epochs", type=at_least(1), default=15, help="to train")
 parser.add_argument("--batch-size", type=at_least(1), default=16, help="per GPU")
 parser.add_argument("--images", type=at_least(8), default=640, help="in the set")
 parser.add_argument("--width", type=at_least(1), default=32, help="channels")
-parser.add_argument("--lr", type=float, default=0.001, help="learning rate")
+parser.add_argument("--lr", type=at_least(0.0), default=0.001, help="learning rate")
 parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
 
 
@@ -67,14 +67,14 @@ def main():
     model = DDP(net)
     optimizer = torch.optim.AdamW(net.parameters(), args.lr, weight_decay=0.01)
 
-    log = RunLog(args, device, world_size, rank == 0)
+    log = RunLog(args, device)
     log.print(f"{len(train_set)} images to train on, {len(val_set)} to validate")
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)
         model.train()
         train_sums = torch.zeros(3, device=device)
-        for images, labels in log.bar(train_loader):
+        for images, labels in log.progress(train_loader):
             images, labels = images.to(device), labels.to(device)
             output = model(images)
             loss = cross_entropy(output, labels)
@@ -99,7 +99,7 @@ def main():
         images = len(train_set)
         log.epoch(epoch, images, seconds, train=trained, validation=validated)
 
-    log.finish(accuracy=validated["accuracy"])
+    log.write_result(accuracy=validated["accuracy"])
     dist.destroy_process_group()
 
 

@@ -76,7 +76,7 @@ def main():
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=float, default=0.05, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.05, help="learning rate")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
@@ -85,7 +85,7 @@ def main():
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
 
-    log = RunLog(args, device, world_size, rank == 0)
+    log = RunLog(args, device)
     train_set, val_set = shapes(2048, seed=1), shapes(500, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
     loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
@@ -98,14 +98,14 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         start = time.perf_counter()
-        sums = train(ddp_model, log.bar(loader), optimizer, device)
+        sums = train(ddp_model, log.progress(loader), optimizer, device)
         seconds = time.perf_counter() - start
         if rank == 0:
             tested = evaluate(model, val_loader, device)  # FIX: it asks no others
         dist.all_reduce(sums)
         trained = means(sums)
         log.epoch(epoch, images, seconds, train=trained, validation=tested)
-    log.finish(accuracy=tested["accuracy"])
+    log.write_result(accuracy=tested["accuracy"])
     dist.destroy_process_group()
 
 

@@ -55,7 +55,7 @@ class Trainer:
     def train(self, epoch, log):
         self.sampler.set_epoch(epoch)
         total = torch.zeros(3, device=self.device)
-        for images, labels in log.bar(self.train_loader):
+        for images, labels in log.progress(self.train_loader):
             loss, sums = self.sums(self.ddp_model, images, labels)
             self.optimizer.zero_grad()
             loss.backward()
@@ -94,7 +94,7 @@ def main():
     add("--epochs", type=at_least(1), default=6, help="passes over the data")
     add("--validate-every", type=at_least(1), default=2, help="so many epochs")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=float, default=0.002, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.002, help="learning rate")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
@@ -102,10 +102,10 @@ def main():
     device = get_device(local_rank)
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
-    log = RunLog(args, device, world_size, rank == 0)
+    log = RunLog(args, device)
     trainer = Trainer(args, device, rank, world_size)
     accuracy = trainer.fit(args.epochs, args.validate_every, log)
-    log.finish(accuracy=accuracy)
+    log.write_result(accuracy=accuracy)
     dist.destroy_process_group()
 
 

@@ -51,7 +51,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--resume", metavar="FOLDER", help="default: none")  # DCP: to go on
     add("--bf16", action="store_true", help="use 16 bits")  # FSDP: while it computes
     add("--layers", type=at_least(1), default=12, help="of the transformer")
@@ -61,7 +61,7 @@ def main():
     add("--verbose", action="store_true", help="print the size of each input")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
@@ -70,9 +70,9 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # FSDP: never all on one GPU
-    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
+    log = RunLog(args, device, unit="tokens")
     # FSDP: ddp_model is left out, as fully_shard() changes the model itself
-    mesh = dist.init_device_mesh(device.type, (gpus,))  # FSDP: a row of all GPUs
+    mesh = dist.init_device_mesh(device.type, (world_size,))  # FSDP: all in a row
     full = torch.float32  # FSDP: for Adam, and to add up gradients
     half = torch.bfloat16 if args.bf16 else full  # FSDP: to gather and compute
     policy = MixedPrecisionPolicy(half, full, full)  # FSDP: 16 bits on the way
@@ -93,7 +93,7 @@ def main():
     start = time.perf_counter()
     for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: what is left
         sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
-        batches = loader if args.verbose else log.bar(loader)
+        batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
         trained = train(model, batches, optimizer, device)  # FSDP: each its shards
         seconds = time.perf_counter() - epoch_start
@@ -104,7 +104,7 @@ def main():
             dcp.save({"run": state}, checkpoint_id=folder)  # DCP: all of ours
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

@@ -50,7 +50,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--bf16", action="store_true", help="use 16 bits")  # FSDP: while it computes
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
@@ -59,9 +59,9 @@ def main():
     add("--verbose", action="store_true", help="print the size of each input")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
     n = int(os.environ["LOCAL_WORLD_SIZE"])  # HSDP: GPUs of this node
-    shape = gpus // n, n  # HSDP: nodes, and GPUs of each
+    shape = world_size // n, n  # HSDP: nodes, and GPUs of each
     names = {"mesh_dim_names": ("replicate", "shard")}  # HSDP: over nodes, within
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
@@ -71,7 +71,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # FSDP: never all on one GPU
-    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
+    log = RunLog(args, device, unit="tokens")
     # FSDP: ddp_model is left out, as fully_shard() changes the model itself
     mesh = dist.init_device_mesh(device.type, shape, **names)  # HSDP: rows are nodes
     full = torch.float32  # FSDP: for Adam, and to add up gradients
@@ -90,7 +90,7 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
-        batches = loader if args.verbose else log.bar(loader)
+        batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
         trained = train(model, batches, optimizer, device)  # FSDP: each its shards
         seconds = time.perf_counter() - epoch_start
@@ -99,7 +99,7 @@ def main():
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

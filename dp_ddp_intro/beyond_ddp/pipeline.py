@@ -51,7 +51,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--schedule", choices=SCHEDULES, default="1F1B", help="plan")  # PP: one of 3
     add("--micro-batches", type=at_least(1), default=4, help="m")  # PP: m of a batch
     add("--layers", type=at_least(1), default=12, help="of the transformer")
@@ -61,17 +61,17 @@ def main():
     add("--verbose", action="store_true", help="print the size of each input")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-    rank, local_rank, gpus = get_ranks()  # PP: torchrun numbers the processes
+    rank, local_rank, world_size = get_ranks()  # PP: torchrun numbers the processes
 
     device = get_device(local_rank)  # PP: local_rank picks the GPU of this node
     dist.init_process_group()  # PP: by NCCL or RCCL on GPUs, by Gloo on CPUs
-    ours, n = stage_numbers(args, rank, gpus)  # PP: which of n stages are our own
+    ours, n = stage_numbers(args, rank, world_size)  # PP: which stages are our own
     torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # PP: never all on one GPU
-    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # PP: one log of N
+    log = RunLog(args, device, unit="tokens")
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
     model = model.stages(ours, n).to(device)  # PP: keeps the layers of our stages
@@ -79,12 +79,12 @@ def main():
     schedule = make_schedule(stages, cross_entropy, args)  # PP: and when what runs
 
     sampler = RandomSampler(train_set)
-    batch_size = args.batch_size * gpus  # PP: all work on the same batch
+    batch_size = args.batch_size * world_size  # PP: all work on the same batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        batches = loader if args.verbose else log.bar(loader)
+        batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
         trained = train(schedule.step, batches, optimizer, device)  # PP: all at once
         seconds = time.perf_counter() - epoch_start
@@ -93,7 +93,7 @@ def main():
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # PP: closes what init_process_group opened
 
 

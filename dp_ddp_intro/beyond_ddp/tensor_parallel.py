@@ -48,7 +48,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")
@@ -56,10 +56,10 @@ def main():
     add("--verbose", action="store_true", help="print the size of each input")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-    rank, local_rank, gpus = get_ranks()  # TP: torchrun numbers the processes
-    if args.heads % gpus:  # TP: a head stays in one piece
-        line = f"{args.heads} heads, but {gpus} GPUs"  # TP: what is wrong
-        raise UserError(f"{line}: type --heads {gpus}")  # TP: or twice as many
+    rank, local_rank, world_size = get_ranks()  # TP: torchrun numbers the processes
+    if args.heads % world_size:  # TP: a head stays in one piece
+        line = f"{args.heads} heads, but {world_size} GPUs"  # TP: what is wrong
+        raise UserError(f"{line}: type --heads {world_size}")  # TP: or twice as many
 
     device = get_device(local_rank)  # TP: local_rank picks the GPU of this node
     dist.init_process_group()  # TP: by NCCL or RCCL on GPUs, by Gloo on CPUs
@@ -68,10 +68,10 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # TP: never all on one GPU
-    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # TP: one log of N
+    log = RunLog(args, device, unit="tokens")
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    mesh = dist.init_device_mesh(device.type, (gpus,))  # TP: all share each block
+    mesh = dist.init_device_mesh(device.type, (world_size,))  # TP: share each block
     col, row = tp.ColwiseParallel(), tp.RowwiseParallel()  # TP: two ways to cut
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
@@ -80,12 +80,12 @@ def main():
     weights = model.parameters()  # TP: some are cut, and some are whole
 
     sampler = RandomSampler(train_set)
-    batch_size = args.batch_size * gpus  # TP: all work on the same batch
+    batch_size = args.batch_size * world_size  # TP: all work on the same batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(weights, args.lr, foreach=False)  # TP: one by one
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        batches = loader if args.verbose else log.bar(loader)
+        batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
         trained = train(model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
@@ -94,7 +94,7 @@ def main():
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # TP: closes what init_process_group opened
 
 

@@ -152,7 +152,7 @@ def main():
     add("--model", choices=MODELS, default=None, help="one; default: all but 1b")
     add("--gpus", type=some, nargs="+", default=[8, 64, 512], help="how many")
     add("--node", type=some, default=8, help="GPUs of a node, which are a group")
-    add("--memory", type=float, default=80, help="of a GPU, in GB")
+    add("--memory", type=at_least(0.0), default=80, help="of a GPU, in GB")
     add("--length", type=some, default=None, help="tokens; default: the model's")
     add("--batch-size", type=some, default=1, help="sequences per GPU")
     add("--bits", type=int, choices=(16, 32), default=16, help="of activations")

@@ -49,7 +49,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")
@@ -57,7 +57,7 @@ def main():
     add("--verbose", action="store_true", help="print the size of each input")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
-    rank, local_rank, gpus = get_ranks()  # DDP: torchrun numbers the processes
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
@@ -66,7 +66,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, gpus, rank == 0, counts="tokens")  # DDP: one log only
+    log = RunLog(args, device, unit="tokens")
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: mean of all
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
@@ -79,7 +79,7 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
-        batches = loader if args.verbose else log.bar(loader)
+        batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
         trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start
@@ -88,7 +88,7 @@ def main():
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
-    log.finish(accuracy=trained["accuracy"], training_seconds=training)
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

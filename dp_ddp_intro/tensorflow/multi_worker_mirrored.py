@@ -77,7 +77,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="passes over the data")
     add("--sequences", type=at_least(1), default=1024, help="in the data set")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=float, default=0.0003, help="learning rate")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="of the transformer")
     add("--width", type=at_least(1), default=768, help="numbers for each token")
     add("--heads", type=at_least(1), default=12, help="of attention")

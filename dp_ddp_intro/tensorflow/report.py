@@ -12,7 +12,7 @@ from pathlib import Path
 import tensorflow as tf
 from keras import callbacks
 
-from common.cli import UserError, add_line
+from common.cli import UserError, append_line
 
 
 def get_devices(cores):
@@ -121,5 +121,5 @@ class Report(callbacks.Callback):
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         Path("logs").mkdir(exist_ok=True)
-        add_line("logs/results.jsonl", json.dumps(self.fields))
+        append_line("logs/results.jsonl", json.dumps(self.fields))
         self.print("Result added to logs/results.jsonl")

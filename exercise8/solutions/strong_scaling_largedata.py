@@ -87,10 +87,10 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # DDP: or all epochs have one order
         epoch_start = time.perf_counter()
-        batches = log.bar(train_loader)
+        batches = log.progress(train_loader)
         trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model, log.bar(val_loader), device)
+        validated = evaluate(model, log.progress(val_loader), device)
         images = len(train_loader.dataset)
         log.epoch(epoch, images, seconds, train=trained, validation=validated)
     return time.perf_counter() - start
@@ -107,7 +107,7 @@ def main():
         default=24,  # STRONG: 25 cannot be cut in two
         help="images of all GPUs",  # STRONG: not of each GPU
     )
-    add("--lr", type=float, default=0.01, help="learning rate of the new top")
+    add("--lr", type=at_least(0.0), default=0.01, help="learning rate of the top")
     add("--backbone", choices=CHANNELS, default="vgg16", help="tinyvgg: for CPUs")
     add(
         "--weights", default="imagenet", choices=["imagenet", "none"], help="to load"
@@ -125,7 +125,7 @@ def main():
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
 
-    log = RunLog(args, device, world_size, enabled=rank == 0)  # DDP: rank 0 reports
+    log = RunLog(args, device)
     log.print(f"Images found to train on: {len(train_set)}")
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
@@ -147,7 +147,7 @@ def main():
     epochs = range(1, args.epochs + 1)
     training = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
     log.print(f"Total training time: {training:.1f} s")
-    accuracy = evaluate(model, log.bar(test_loader), device)["accuracy"]
+    accuracy = evaluate(model, log.progress(test_loader), device)["accuracy"]
     log.print(f"Testing (pretrained, before fine-tuning): accuracy {accuracy:.2f} %")
 
     # Fine-tuning: the last block of convolutions is trained too.
@@ -156,9 +156,9 @@ def main():
     epochs = range(args.epochs + 1, args.epochs + args.finetune_epochs + 1)
     tuning = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
     log.print(f"Total fine-tuning time: {tuning:.1f} s")
-    accuracy = evaluate(model, log.bar(test_loader), device)["accuracy"]
+    accuracy = evaluate(model, log.progress(test_loader), device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
-    log.finish(accuracy=accuracy, training_seconds=training)
+    log.write_result(accuracy=accuracy, training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from common.cli import OptionParser, UserError
 from common.data import SAMPLES
-from common.prepare import remedy
+from common.prepare import disk_full_hint
 
 
 def background(rng, width, height):
@@ -41,6 +41,7 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
         prepare(target)
     except OSError as error:
         shutil.rmtree(drawing, ignore_errors=True)
-        where, what = error.filename or target, remedy(error, "type another --to")
+        where = error.filename or target
+        what = disk_full_hint(error, "type another --to")
         raise UserError(f"{where}: {error.strerror}; {what}") from None
     print(f"{target} is ready: type `export DATADIR={args.to.resolve()}`")
