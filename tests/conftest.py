@@ -1,14 +1,19 @@
 """What the tests share: sample data, a copy of a room to run in, and how to run."""
 
+import fcntl
 import importlib
 import os
+import pty
 import random
 import re
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import traceback
 from contextlib import contextmanager, suppress
@@ -20,7 +25,8 @@ from types import SimpleNamespace
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "bench")]
+ON_PATH = (REPOSITORY, REPOSITORY / "bench", REPOSITORY / "bench/predict")
+sys.path[:0] = map(str, ON_PATH)
 # The same on every machine: CPU cores, no job around, nobody's own settings.
 AROUND = (
     "SLURM_",
@@ -52,6 +58,10 @@ if "TEST_ON_GPUS" not in os.environ:  # make test-gpu
 os.environ["OMP_NUM_THREADS"] = "1"
 path = [str(REPOSITORY / "tests/rules"), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+os.environ["DDP_TIMEOUT"] = "200"  # seconds; pytest itself may rest for longer
+from common import watchdog  # noqa: E402
+
+watchdog.heartbeat = watchdog.stop = lambda *_: None
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 
 
@@ -97,7 +107,7 @@ def call(module, *options):
 
 
 @contextmanager
-def mistake(words):
+def raises_user_error(words):
     """A user's mistake is raised, in one line with these words."""
     from common.cli import UserError
 
@@ -106,29 +116,32 @@ def mistake(words):
     assert "\n" not in str(error.value), error.value
 
 
+def fails(done, *words):
+    """A user's mistake ended a process: status 2, and one line with these words."""
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    for word in words:
+        assert word in line
+
+
 @pytest.fixture
 def fake_gpus(monkeypatch):
     """Call it to make PyTorch believe in GPUs, whose module has these functions."""
     import torch
 
-    from common.device import find_gpus
-
     def fake(count=1, kind="cuda", **functions):
-        find_gpus.cache_clear()
         device, chosen = torch.device(kind), []
         module = {"is_available": lambda: True, "chosen": chosen, **functions}
-        module.setdefault("get_device_capability", lambda index: (8, 0))
         module = SimpleNamespace(**module)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
         gpu = torch.accelerator
-        monkeypatch.setattr(gpu, "current_accelerator", lambda: device)
+        monkeypatch.setattr(gpu, "current_accelerator", lambda **_: device)
         monkeypatch.setattr(gpu, "device_count", lambda: count)
         monkeypatch.setattr(gpu, "set_device_index", chosen.append)
-        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
         return module
 
-    yield fake
-    find_gpus.cache_clear()
+    return fake
 
 
 def as_nobody(function):
@@ -169,7 +182,7 @@ def sample(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("sample"), 0.1)
 
 
-def copy_room(exercise, folder):
+def copy_exercise(exercise, folder):
     """Copy an exercise, so that logs/ can be written; the rest is the real one."""
     for other in {"common", "bench"} - {exercise}:
         if not (folder / other).exists():
@@ -197,7 +210,7 @@ def copy_checkout(target):
 
 @pytest.fixture
 def room(tmp_path):
-    return copy_room("exercise8", tmp_path)
+    return copy_exercise("exercise8", tmp_path)
 
 
 def run(command, folder, datadir="", timeout=300, **env):
@@ -212,9 +225,29 @@ def run(command, folder, datadir="", timeout=300, **env):
         timeout=timeout,
     )
     done.stdout, done.stderr = map(without_gloo, (done.stdout, done.stderr))
-    if done.returncode == 0:  # this machine may be slow
-        done.stderr = re.sub("^no step for .*\n", "", done.stderr, flags=re.M)
     return done
+
+
+def on_terminal(command, folder, datadir="", stop_at=None):
+    """Return its exit status and all that a terminal shows; Ctrl-C after stop_at."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.environ["DATADIR"] = str(datadir)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # "&" may have had it ignored
+        os.execvp(command[0], command)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    shown = ""
+    while True:
+        try:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+        except OSError:  # Linux's way to say that the other side is closed
+            break
+        if stop_at and stop_at in shown:
+            os.write(terminal, b"\x03")
+            stop_at = None
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown
 
 
 def without_gloo(text):

@@ -1,18 +1,22 @@
-"""bench/: it ends, also where something fails, and keeps what it measured."""
+"""bench/: bench.py keeps what it measured, compare.py reads and compares runs."""
 
 import json
+import math
+import re
 import sys
 
 import pytest
-from check import NEEDS
-from conftest import copy_room, draw, run
+from check import REQUIRED_FILES
+from compare import compare, plot, print_table
+from conftest import REPOSITORY, copy_exercise, draw, raises_user_error, run
+from results import find_files, name_owner, parse_run, read_runs
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_exercises_in_short(tmp_path):
     data = draw(tmp_path / "data", 1)
-    room = copy_room("bench", tmp_path)
+    room = copy_exercise("bench", tmp_path)
     for file in (room / "results").iterdir():
         file.unlink()
     command = [sys.executable, "bench.py", "--repeats", "1", "--seconds", "0.1"]
@@ -21,7 +25,7 @@ def test_all_exercises_in_short(tmp_path):
     (file,) = (room / "results").iterdir()
     assert done.stdout.splitlines()[-1] == f"Saved {file}"
     exercises = json.loads(file.read_text())["exercises"]
-    assert list(exercises) == list(NEEDS)
+    assert list(exercises) == list(REQUIRED_FILES)
     for measured in exercises.values():
         assert measured["complete"] and len(measured["rows"]) >= 6
         assert all(row["images_per_second"] > 0 for row in measured["rows"])
@@ -30,17 +34,17 @@ def test_all_exercises_in_short(tmp_path):
 NEVER_ENDS = """
 import sys
 sys.path.insert(0, "../bench")
-import measure
+import timing
 wait = "import time; print(1, flush=True); time.sleep(1000)"
 open("wait.py", "w").write(wait)
-with measure.as_it_comes("wait.py") as case:
+with timing.start_naive("wait.py") as case:
     print(case())
 """
 
 
 @pytest.mark.slow
 def test_a_child_that_does_not_end_is_ended(tmp_path):
-    room = copy_room("bench", tmp_path)
+    room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "-c", NEVER_ENDS], room, timeout=60)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
@@ -48,7 +52,7 @@ def test_a_child_that_does_not_end_is_ended(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_wants_a_gpu_on_cpu_cores(tmp_path):
-    room = copy_room("bench", tmp_path)
+    room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "test_gpu.py", "--cpu"], room, timeout=800)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "0 of 10 failed. Please send in " in done.stdout.splitlines()[-1]
@@ -58,10 +62,10 @@ def test_what_wants_a_gpu_on_cpu_cores(tmp_path):
 
 
 def test_without_a_gpu_it_says_so(tmp_path):
-    room = copy_room("bench", tmp_path)
+    room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "test_gpu.py"], room)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("Error: there is no GPU here; ")
+    assert done.stderr.startswith("Error: PyTorch finds no GPU here; ")
 
 
 FAILS = """
@@ -86,7 +90,7 @@ print(table.print())
 
 
 def test_a_failure_is_in_the_table_and_the_rest_goes_on(tmp_path):
-    room = copy_room("bench", tmp_path)
+    room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "-c", FAILS], room)
     assert done.stdout.splitlines()[-1] == "2", done.stderr
     rows = json.loads((room / "table.json").read_text())["test_gpu"]["rows"]
@@ -98,7 +102,7 @@ def test_a_failure_is_in_the_table_and_the_rest_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_what_fails_does_not_lose_what_was_measured(tmp_path):
-    room = copy_room("bench", tmp_path)
+    room = copy_exercise("bench", tmp_path)
     for file in (room / "results").iterdir():
         file.unlink()
     (tmp_path / "data/MNIST/raw").mkdir(parents=True)  # and nothing in it
@@ -119,3 +123,276 @@ def test_what_fails_does_not_lose_what_was_measured(tmp_path):
     assert len(rows) == 6 and all(row["images_per_second"] > 0 for row in rows)
     table = [line for line in done.stdout.splitlines() if line.startswith("| dp_")]
     assert len(table) == 6
+
+
+NAME = "pytorch_dvc_cnn_pretrained"
+EPYC = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 2}
+
+
+def result(script, gpus, speed, batch=25, **fields):
+    """Return what RunLog writes; options among the fields are the run's."""
+    options = {
+        "epochs": 10,
+        "batch_size": batch,
+        "backbone": "tinyvgg",
+        "workers": 1,
+    }
+    run = {
+        "script": script,
+        "gpus": gpus,
+        "nodes": 1,
+        "device": "H200",
+        "cpu": "Xeon",
+        "cpus": 64,
+        "batch_per_gpu": batch,
+        "batch": batch * gpus,
+        "counts": "images",
+        "images_per_epoch": 2000,
+        "images_per_second": speed,
+        "seconds_per_epoch": 2000 / speed,
+        "training_seconds": 10,
+        "accuracy": 90.0,
+        "peak_memory_gb": 1.0,
+        "epoch_ends": [1.0] * fields.get("epochs", 10),
+        "torch": "2.15.0",
+        "finished": "2026-11-21T09:30:00+0100",
+    }
+    for name, value in fields.items():
+        where = run if name in {*run, "tensorflow"} else options
+        where[name] = value
+    return run | {"options": options}
+
+
+def rows_of(*runs):
+    """Return the rows of all titles."""
+    return [row for rows in compare(map(parse_run, runs)).values() for row in rows]
+
+
+def speedups(*runs):
+    return [(row["script"], row["gpus"], row["speedup"]) for row in rows_of(*runs)]
+
+
+def test_each_run_is_compared_with_its_counterpart_on_one_gpu():
+    small = [
+        result(f"{NAME}_multigpu", 8, 700),
+        result(f"{NAME}_multigpu", 2, 180),
+        result(NAME, 1, 90, batch=24),
+        result(NAME, 1, 100),
+        result("strong_scaling", 2, 135, batch=12),
+        result(
+            f"{NAME}_multigpu", 2, 300, batch=64
+        ),  # none on one GPU had 64, or 128
+    ]
+    large = [result(f"{NAME}_largedata", 1, 50, images_per_epoch=22000)]
+    large += [
+        result(f"{NAME}_largedata_multigpu", 4, 100, images_per_epoch=22000, nodes=2)
+    ]
+    cpu = result(NAME, 1, 3, **EPYC)
+    groups = compare([parse_run(run) for run in [*small, *large, cpu]])
+    found = {title.split("  # ")[1]: rows for title, rows in groups.items()}
+    shown = {
+        title: [(row["gpus"], row["speedup"], row["efficiency"]) for row in rows]
+        for title, rows in found.items()
+    }
+    assert shown == {
+        "CPU core, 2 x AMD EPYC, 2000 images an epoch": [(1, 1, 1)],
+        "H200, 2000 images an epoch": [
+            (1, 1, 1),
+            (1, 1, 1),
+            (2, None, None),
+            (2, 1.8, 0.9),
+            (2, 1.5, 0.75),
+            (8, 7, 0.875),
+        ],
+        "H200, 22000 images an epoch": [(1, 1, 1), (4, 2, 0.5)],
+    }
+
+
+def test_which_run_is_a_baseline():
+    """For strong scaling one with the whole batch; DDP on one GPU is none."""
+    strong = result("strong_scaling", 8, 800)
+    whole = result(NAME, 1, 160, batch=200)
+    *_, row = rows_of(result(NAME, 1, 100), whole, strong)
+    assert (row["speedup"], row["against"]) == (5, "200 in all")
+    for script in (f"{NAME}_multigpu", "strong_scaling"):
+        assert speedups(result(script, 1, 90)) == [(script, 1, None)]
+    cpu = [
+        result("mnist_multigpu", 1, 120, **EPYC)
+    ]  # one core, whatever it was given
+    cpu += [result("mnist_singlegpu", 1, 100, **EPYC)]
+    cpu += [result("mnist_ddp", 8, 200, **EPYC | {"device": "CPU core (8 share 2)"})]
+    assert [row[1:] for row in speedups(*cpu)] == [(1, 1.2), (1, 1), (8, 2)]
+    steps = result("train_ddp_cifar100", 2, 150, steps=9, images_per_epoch=900)
+    one = result("train_cifar100", 1, 100, steps=20, images_per_epoch=1000)
+    assert [row[2] for row in speedups(one, steps)] == [1, 1.5]
+    versions = result(NAME, 1, 120, torch="2.8"), result(NAME, 1, 100)
+    assert speedups(*versions, result(f"{NAME}_multigpu", 2, 150))[-1][2] == 1.5
+
+
+@pytest.mark.parametrize(
+    "note, speedup, one, two",
+    [
+        ("", 1.5, {}, {"lr": 1, "seed": 3, "optimizer": "adam"}),
+        ("no run on one GPU of this machine with", None, EPYC | {"cpus": 8}, EPYC),
+        ("no run on one GPU of this", None, {}, {"images_per_epoch": 9}),
+        ("none on one GPU with batch 25 or 50", None, {"batch": 7}, {}),
+        ("only with another --workers$", None, {"workers": 2}, {}),
+        ("only with another --amp$", None, {}, {"amp": True}),
+        ("compared with torch 2.8$", 1.5, {"torch": "2.8"}, {}),
+        ("^made 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
+        ("^epochs: 1, compared with 10; the first is slow", 1.5, {}, {"epochs": 1}),
+    ],
+)
+def test_what_is_unusual_is_noted(note, speedup, one, two):
+    runs = result(NAME, 1, 100, **one), result(f"{NAME}_multigpu", 2, 150, **two)
+    *_, row = sorted(rows_of(*runs), key=lambda row: row["gpus"])
+    assert row["speedup"] == speedup and len(row["notes"]) == bool(note)
+    assert re.search(note, " ".join(row["notes"]))
+
+
+def test_the_table(capsys):
+    """Of repeats it has the middle one. What differs is a column."""
+    same = {"image_size": 40, "amp": True, "weights": None, "lr": 1}
+    runs = [result(NAME, 1, n, accuracy=n, **same) for n in (90, 100, 80, 60)]
+    runs += [result(NAME, 1, 40, **same | {"backbone": "vgg16"})]
+    runs += [result(f"{NAME}_multigpu", 2, 160, nodes=n, **same) for n in (1, 2)]
+    runs += [result(f"{NAME}_multigpu", 2, 60, **same | {"backbone": "vgg16"})]
+    runs[-2]["options"]["lr"] = 2
+    del runs[-2]["accuracy"]
+    ((title, rows),) = compare([parse_run(run) for run in runs]).items()
+    options = "--workers 1 --image-size 40 --amp"
+    assert title == f"{NAME}.py {options}  # H200, 2000 images an epoch"
+    print_table(rows)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[-4:] == ["runs", "spread", "--backbone", "--lr"]
+    assert [line.split() for line in lines] == [
+        f"{NAME} 1 1 25 25 25.00 80.0 1.00 100% 10.0 s 80.00 % 1.00 GB "
+        "4 67% tinyvgg 1".split(),
+        f"{NAME} 1 1 25 25 50.00 40.0 1.00 100% 10.0 s 90.00 % 1.00 GB "
+        "1 0% vgg16 1".split(),
+        f"{NAME}_multigpu 2 1 25 50 12.50 160.0 2.00 100% 10.0 s 90.00 % 1.00 GB "
+        "1 0% tinyvgg 1".split(),
+        f"{NAME}_multigpu 2 2 25 50 12.50 160.0 2.00 100% 10.0 s 1.00 GB "
+        "1 0% tinyvgg 2".split(),
+        f"{NAME}_multigpu 2 1 25 50 33.33 60.0 1.50 75% 10.0 s 90.00 % 1.00 GB "
+        "1 0% vgg16 1".split(),
+    ]
+
+
+def test_lines_of_the_plot():
+    """One for each configuration, over rising numbers of GPUs, and the ideal."""
+    runs = [result(NAME, 1, 100), result(NAME, 1, 90)]
+    runs += [result(f"{NAME}_multigpu", gpus, 90 * gpus) for gpus in (8, 2, 4, 2)]
+    runs += [result(f"{NAME}_multigpu", 4, 200, nodes=2)]
+    runs += [result("strong_scaling", 2, 150, batch=12)]  # without a baseline
+    (axes,) = plot(compare([parse_run(run) for run in runs])).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [
+        [1, 2, 4, 8],
+        [1, 4],
+        [1, 8],
+    ]
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == [
+        f"{NAME}_multigpu, batch 25 per GPU: 2.00 on 2, 4.00 on 4, 8.00 on 8",
+        f"{NAME}_multigpu, 2 nodes, batch 25 per GPU: 2.22 on 4",
+        "ideal",
+    ]
+
+
+def hand_in(folder, **people):
+    """Write a file for each, of runs or of text, and return the files."""
+    for who, lines in people.items():
+        lines = [n if isinstance(n, str) else json.dumps(n) for n in lines]
+        (folder / who).mkdir(parents=True)
+        (folder / who / "results.jsonl").write_text("\n".join(lines) + "\n")
+    return find_files([folder])
+
+
+def test_a_class(tmp_path, capsys):
+    """Machines are apart. A line that two people handed in is one run."""
+    two = f"{NAME}_multigpu"
+    first = result(NAME, 1, 100, **EPYC)
+    files = hand_in(
+        tmp_path,
+        anna=[first, result(two, 2, 150, **EPYC)],
+        ben=[result(NAME, 1, 90, **EPYC), result(two, 2, 180, **EPYC), first],
+        carl=[result(NAME, 1, 80, **EPYC), result(two, 2, 160, **EPYC)],
+        dora=[result(two, 2, 2000, **EPYC | {"cpu": "AMD Ryzen"})],
+    )
+    (epyc, ours), (ryzen, hers) = compare(read_runs(files)).items()
+    assert "CPU core, 2 x AMD EPYC, 2000" in epyc and "2 x AMD Ryzen" in ryzen
+    assert [(r["speed"], r["runs"], r["who"]) for r in ours] == [
+        (90, 3, "anna, ben, carl"),
+        (160, 3, "anna, ben, carl"),
+    ]
+    assert [row["speedup"] for row in ours] == [1, pytest.approx(160 / 90)]
+    assert ours[1]["spread"] == pytest.approx(0.2) and not ours[1]["notes"]
+    assert ours[0]["notes"] == ["there again in the file of ben: counts once"]
+    assert hers[0]["speedup"] is None
+    print_table(hers)
+    head, line, note = capsys.readouterr().out.splitlines()
+    assert head.split()[-2:] == ["who", "note"] and line.split()[-2:] == [
+        "dora",
+        "1",
+    ]
+    assert note.startswith("  1: no speed-up: no run on one GPU of this machine")
+
+
+@pytest.mark.parametrize(
+    "files, names",
+    [
+        ("logs/results.jsonl", [""]),
+        ("anna/results.jsonl ben/logs/results.jsonl", ["anna", "ben"]),
+        ("c/anna.jsonl c/ben.jsonl", ["anna", "ben"]),
+        ("anna/x/results.jsonl ben/x/results.jsonl", ["anna/x", "ben/x"]),
+        ("results.jsonl anna/results.jsonl", ["results", "anna"]),
+    ],
+)
+def test_whose_runs_these_are(files, names):
+    assert [name_owner(file, files.split()) for file in files.split()] == names
+
+
+def test_what_is_no_run_is_named_and_left_out(tmp_path, capsys):
+    good = result(NAME, 1, 100)
+    bad = [good | {"gpus": n} for n in (0, 2.5, "2", 10**400, None)]
+    bad += [good | {"script": 3}, good | {"options": []}, [good], "[" * 9999, ""]
+    bad += [good | {"images_per_second": n} for n in (0, math.nan, 10**400)]
+    bad += [good | {"accuracy": "high"}, good | {"finished": 3}, "\x1b[31mnot JSON"]
+    del (lacking := dict(good))["batch"]
+    later = result(NAME, 1, 90)
+    files = hand_in(tmp_path, anna=[good, *bad], ben=[lacking, later], carl=[])
+    assert find_files([*files, tmp_path / "anna"]) == files  # each once
+    files[2].write_text("")
+    assert [run["speed"] for run in read_runs(files)] == [100, 90]
+    warned = capsys.readouterr().err.splitlines()
+    counts = [re.search("lines left out: (\\d+)", text)[1] for text in warned]
+    assert counts == [str(len(bad)), "1", "1"]
+    assert "first line 2, ValueError: gpus is 0" in warned[0]
+    assert "first line 1, KeyError: 'batch'" in warned[1]
+    for lines in (["not JSON"], []):
+        (tmp_path / "results.jsonl").write_text("\n".join(lines))
+        with raises_user_error("no results in .*results.jsonl: run a script first"):
+            read_runs([tmp_path / "results.jsonl"])
+    with raises_user_error("cannot read none.jsonl: No such file"):
+        read_runs(["none.jsonl"])
+
+
+def test_the_command_prints_a_table_and_draws(tmp_path):
+    runs = (
+        result(NAME, 1, 100),
+        result(f"{NAME}_multigpu", 2, 190, optimizer="\x1b[31m"),
+    )
+    file, plot = tmp_path / "results.jsonl", tmp_path / "new/plot.png"
+    file.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    command = [sys.executable, "../bench/compare.py", file, "--plot"]
+    done = run([*command, plot], REPOSITORY / "exercise8")
+    assert done.returncode == 0 and "1.90" in done.stdout, done.stderr
+    assert "\x1b" not in done.stdout and "?[31m" in done.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
+    for image in "plot.nothing", "/dev/null/plot.png":
+        done = run([*command, image], REPOSITORY / "exercise8")
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert f"cannot write {image}" in done.stderr
+    pipe = " ".join(map(str, [*command, plot])) + " | head -n 1"
+    done = run(["bash", "-o", "pipefail", "-c", pipe], REPOSITORY / "exercise8")
+    assert done.stderr == "" and done.returncode != 1

@@ -1,119 +1,487 @@
-"""dp_ddp_intro/beyond_ddp/: what each way promises, with real processes."""
+"""dp_ddp_intro/beyond_ddp/: checkpoints, schedules, a compiler, memory and messages.
 
-import functools
+That each way trains as one process does, is in test_ddp.py.
+"""
+
+import importlib
+import re
+import shutil
 import sys
+from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 
 import conftest
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, run, torchrun
+from conftest import REPOSITORY, call, raises_user_error, run
+from fork_ranks import Run
+from record_rank import record
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
-INTRO, SPY = REPOSITORY / "dp_ddp_intro", REPOSITORY / "tests/spy_beyond.py"
-SMALL = ("--layers", 4, "--width", 32, "--heads", 4, "--length", 16)
-GLOBAL = 32  # sequences: one batch is all the data, in any order
-TWENTY = (*SMALL, "--sequences", GLOBAL, "--epochs", 20)  # a step each
-WAYS = {  # script: processes, options
-    "single": (1, ()),
-    "ddp": (2, ()),
-    "accumulate": (2, ("--batch-size", 4, "--accumulate", 4)),
-    "zero": (2, ()),
-    "checkpointing": (2, ()),
-    "fsdp": (2, ()),
-    "hsdp": (4, ()),  # two launchers play two nodes
-    "tensor_parallel": (2, ()),
-    "fsdp_tp": (4, ()),
-    "pipeline": (2, ("--schedule", "1F1B")),
-    "pipeline GPipe": (2, ("--schedule", "GPipe")),
-    "pipeline Interleaved1F1B": (2, ("--schedule", "Interleaved1F1B")),
-}
-QUICK = {"ddp", "fsdp", "tensor_parallel", "pipeline"}
-each_way = pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, marks=() if way in QUICK else pytest.mark.slow)
-        for way in WAYS
-        if way != "single"
-    ],
-)
-
-
-@pytest.fixture
-def room(tmp_path):
-    return copy_room("dp_ddp_intro", tmp_path)
-
-
+HERE = REPOSITORY / "dp_ddp_intro/beyond_ddp"
+TINY = ("--layers=2", "--width=32", "--heads=4", "--length=16", "--lr=0.3")
+TINY += ("--sequences=48",)
 load = partial(conftest.load, "dp_ddp_intro/beyond_ddp")
 
 
+def start(folder, script, *options, ranks=2, patch=record, **env):
+    """Run a script of the folder on batches of 12 sequences."""
+    batch = f"--batch-size={12 // max(1, ranks)}"
+    script = f"dp_ddp_intro/beyond_ddp/{script}.py"
+    command = folder, "", script, *TINY, batch, *options
+    return Run(*command, ranks=ranks, patch=patch, **env)
+
+
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    """Run a way once, as users do but for the spy; give what each rank saw."""
-
-    @functools.cache
-    def spied(way):
-        room = copy_room("dp_ddp_intro", tmp_path_factory.mktemp("way"))
-        name, (ranks, options) = way.split()[0], WAYS[way]
-        script = next(room.glob(f"**/{name}.py"))
-        command = [SPY, script, "--batch-size", GLOBAL // ranks, *TWENTY, *options]
-        if way == "hsdp":
-            launch = ["bash", "jobscript_ddp_2nodes.sh", *command]
-            done = run(launch, room, GPUS=str(ranks // 2))
-        elif ranks == 1:
-            done = run([sys.executable, *command], room)
-        else:
-            done = torchrun(ranks, command, room)
-        assert done.returncode == 0, done.stderr
-        return [torch.load(room / f"{rank}.pt") for rank in range(ranks)]
-
-    return spied
+def saved(tmp_path_factory):
+    """Train for 3 epochs; return what each rank noted, and the checkpoints."""
+    folder = tmp_path_factory.mktemp("saved")
+    ranks = start(folder, "fsdp_checkpoint", "--epochs=3").results()
+    (logs,) = folder.glob("logs/fsdp_checkpoint-*")
+    return ranks, [logs / f"epoch{i}" for i in (1, 2, 3)]
 
 
-@each_way
-def test_the_losses_of_20_steps_are_those_of_one_process(way, seen):
-    """To 1e-4, in 32 bits: with SGD, and with Adam."""
-    (alone,), ranks = seen("single"), seen(way)
-    losses = alone["losses"]
-    assert len(losses) == 40
-    assert losses[19] < losses[0] - 0.5 and losses[39] < losses[20] - 0.5
-    for rank in ranks:
-        assert rank["losses"] == pytest.approx(losses, rel=0, abs=1e-4)
+def test_each_epoch_is_saved_and_one_goes_on_as_if_never_stopped(saved, tmp_path):
+    ranks, epochs = saved
+    for folder in epochs:
+        files = {file.name for file in folder.iterdir()}
+        assert files == {"__0_0.distcp", "__1_0.distcp", ".metadata"}
+    options = "--epochs=3", f"--resume={epochs[0]}"
+    again = start(tmp_path, "fsdp_checkpoint", *options).results()
+    for rank, other in zip(ranks, again, strict=True):
+        assert other["means"] == rank["means"][1:]  # to all digits
+        assert all(map(torch.equal, other["weights"], rank["weights"]))
+    (folder,) = tmp_path.glob("logs/fsdp_checkpoint-*")
+    assert {file.name for file in folder.glob("epoch*")} == {"epoch2", "epoch3"}
 
 
-@each_way
-def test_each_rank_holds_its_part(way, seen):
-    """Bytes, counted by each rank: of parameters, gradients, optimizer state."""
-    (alone,), ranks = seen("single"), seen(way)
-    names = "parameters", "gradients", "state"
-    whole = [alone[name] for name in names]
-    assert whole[0] == whole[1] == whole[2] / 2 > 200_000
-    held = [[rank[name] for name in names] for rank in ranks]
-    # What TP cuts: of four blocks the weights, and the biases of columns.
-    blocks = 4 * 4 * (12 * 32 * 32 + 7 * 32)  # bytes
-    if way in ("fsdp", "hsdp"):  # hsdp: a half within each node
-        assert held == [[part / 2 for part in whole]] * len(ranks)
-    elif way == "zero":
-        assert [rank[:2] for rank in held] == [whole[:2]] * 2
-        assert sum(rank[2] for rank in held) == whole[2]
-        for rank in held:
-            assert rank[2] == pytest.approx(whole[2] / 2, rel=0.05)
-    elif "pipeline" in way:
-        assert [sum(parts) for parts in zip(*held, strict=True)] == whole
-        assert max(rank[0] for rank in held) < 0.6 * whole[0]
-    elif way in ("tensor_parallel", "fsdp_tp"):
-        rest = whole[0] - blocks  # what all have whole: embedding, norms, head
-        data = 2 if way == "fsdp_tp" else 1  # which FSDP splits once more
-        part = (blocks / 2 + rest) / data
-        assert held == [[part, part, 2 * part]] * len(ranks)
-    else:
-        assert held == [whole] * len(ranks)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_saved_on_2_loaded_on(ranks, saved, tmp_path):
+    """Weights and momentum, or the loss would be another one."""
+    (first, _), (_, second, _) = saved
+    options = "--epochs=3", f"--resume={second}"
+    again = start(tmp_path, "fsdp_checkpoint", *options, ranks=ranks).results()
+    for rank in again:
+        (mean,) = rank["means"]
+        assert mean == pytest.approx(first["means"][2], rel=1e-4)
+
+
+def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
+    _, (first, _, last) = saved
+    for options, words in (
+        (["--width=64", f"--resume={first}"], "type the options of its run"),
+        (["--epochs=3", f"--resume={last}"], "has 3 epochs: type --epochs 4"),
+    ):
+        run = start(tmp_path, "fsdp_checkpoint", *options)
+        assert run.join() == [2, 2]
+        (line,) = re.findall("^Error: .*", run.output(), re.M)
+        assert words in line and str(options[-1].partition("=")[2]) in line
+
+
+def test_no_checkpoint_there(tmp_path, monkeypatch):
+    """Of those that are whole the newest is named, if there is one."""
+    monkeypatch.chdir(tmp_path)
+    reading = load("shards").reading
+    with raises_user_error("^no whole checkpoint in none: leave out --resume$"):
+        reading("none", 1, None).__enter__()
+    for name in ("a/epoch2", "b/epoch1", "c/epoch3"):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        if name[0] != "c":
+            (tmp_path / "logs" / name / ".metadata").touch()
+    for name in ("none", "logs/c/epoch3"):
+        why = f"^no whole checkpoint in {name}: type --resume logs/b/epoch1$"
+        with raises_user_error(why):
+            reading(name, 1, None).__enter__()
+
+
+def note_chunks(module, rank):
+    """Make main() save what a rank computed, and how much autograd kept at most.
+
+    That is a list of (kind, stage, micro-batch), and of how many micro-batches.
+    """
+    order, kept, held, main = [], Counter(), [], module.main
+
+    class Kept:
+        """What autograd keeps for the backward pass of a micro-batch."""
+
+        def __init__(self, tensor):
+            self.tensor, self.chunk = tensor.detach(), order[-1]
+            kept[self.chunk] += 1
+
+        def __del__(self):
+            kept[self.chunk] -= 1
+
+    def noting(kind, function):
+        hooks = torch.autograd.graph.saved_tensors_hooks
+
+        def chunk(stage, number, *args, **kwargs):
+            order.append((kind, stage.stage_index, number))
+            keeps = hooks(Kept, lambda k: k.tensor) if kind == "F" else nullcontext()
+            with keeps:
+                result = function(stage, number, *args, **kwargs)
+            held.append(sum(map(bool, kept.values())))
+            return result
+
+        return chunk
+
+    def noting_main():
+        main()
+        torch.save((order, max(held)), f"{rank}.pt")
+
+    for kind, name in (("F", "forward_one_chunk"), ("B", "backward_one_chunk")):
+        setattr(PipelineStage, name, noting(kind, getattr(PipelineStage, name)))
+    module.main = noting_main
+
+
+@pytest.mark.parametrize(
+    "schedule, name",
+    [
+        ("GPipe", "GPipe"),
+        ("1F1B", "1F1B"),
+        ("Interleaved1F1B", "interleaved 1F1B"),
+    ],
+)
+def test_a_pipeline_does_what_is_drawn(schedule, name, tmp_path, monkeypatch):
+    """On 4 GPUs: in which order each computes, and how much it holds at once."""
+    monkeypatch.syspath_prepend(REPOSITORY / "docs/figures")
+    drawing = importlib.import_module("draw_pipeline")
+    p, m = drawing.GPUS, drawing.MICRO_BATCHES
+    options = (
+        "--layers=8",
+        "--epochs=1",
+        "--batch-size=8",
+        "--sequences=32",
+    )  # a step
+    options += (f"--micro-batches={m}", f"--schedule={schedule}")
+    ranks = start(tmp_path, "pipeline", *options, ranks=p, patch=note_chunks)
+    v, most = drawing.CHUNKS[name], []
+    for gpu, (order, held) in enumerate(ranks.results()):
+        assert order == drawing.order_of(gpu, name, v=v) and len(order) == 2 * m * v
+        assert held == v * drawing.held_activations(order, v)
+        most.append(held)
+    if schedule == "GPipe":
+        assert most == [m] * p  # all
+    if schedule == "1F1B":
+        assert most == [*range(p, 0, -1)]
+
+
+@pytest.mark.parametrize(
+    "script, ranks, options, words",
+    [
+        ("tensor_parallel", 2, ["--heads=1"], "1 heads, but 2 GPUs: type --heads 2"),
+        ("fsdp_tp", 2, ["--tensor=3"], "3 must divide 2 and 4: type --tensor 1"),
+        ("fsdp_tp", 4, ["--heads=1"], "2 must divide 4 and 1: type --tensor 1"),
+        ("pipeline", 4, [], "4 stages .*--layers 4"),
+        ("pipeline", 2, ["--schedule=Interleaved1F1B"], "4 stages .*--layers 4"),
+        ("pipeline", 2, ["--micro-batches=3"], "16 .* 3 .*: type --batch-size 3"),
+        ("pipeline", 2, ["--sequences=70"], "have 6 .* not 16: type --sequences 80"),
+        ("pipeline", 2, ["--micro-batches=1"], "--micro-batches 2, or .* GPipe"),
+        (
+            "pipeline",
+            2,
+            ["--schedule=Interleaved1F1B", "--layers=4", "--micro-batches=1"],
+            "2 GPUs in turns: type --micro-batches 2",
+        ),
+    ],
+)
+def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
+    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+    with raises_user_error(words):
+        call(load(script), *TINY, "--batch-size=8", *options)
+    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.slow
-def test_the_copies_of_hsdp_are_equal(seen):
-    """To the bit, after training: each half of the model, on both nodes."""
-    halves = [rank["weights"] for rank in seen("hsdp")]
-    for one, other in (halves[::2], halves[1::2]):
-        assert len(one) > 50
-        assert all(map(torch.equal, one, other))
-    assert not all(map(torch.equal, *halves[:2]))
+@pytest.mark.skipif(not shutil.which("g++"), reason="no compiler: load one")
+def test_compiled_it_has_the_losses_of_one_process(tmp_path):
+    seen = []
+    for name, script, ranks in (("one", "../single", 0), ("two", "compiled", 2)):
+        (tmp_path / name).mkdir()
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        options = "--epochs=3", "--layers=1"
+        run = start(tmp_path / name, script, *options, ranks=ranks, **cache)
+        seen += run.results()
+    alone, *ranks = seen
+    assert alone["graphs"] == 0
+    for rank in ranks:
+        assert rank["graphs"] >= 2  # one is the check's
+        for its, ours in zip(rank["means"], alone["means"], strict=True):
+            assert its == pytest.approx(ours, rel=1e-4)
+
+
+def test_without_a_compiler_one_line_says_so(tmp_path):
+    (tmp_path / "bin").mkdir()
+    env = {"PATH": str(tmp_path / "bin"), "CXX": "/nonexistent/g++"}
+    env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+    code = "import torch, compiler; compiler.need_compiler(torch.device('cpu'))"
+    done = run([sys.executable, "-c", code], HERE, **env)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: torch.compile has no compiler: type `g++ --ver")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_counted_is_what_is_calculated(ranks, tmp_path):
+    script = "dp_ddp_intro/beyond_ddp/measure_memory.py"
+    run = Run(tmp_path, "", script, ranks=ranks)
+    assert run.join() == [0] * ranks, run.output()
+    title, _, _, *rows = run.output().splitlines()
+    assert title.startswith(f"{ranks} ranks, 4 layers of width 128")
+    readme = (HERE / "README.md").read_text()
+    for row in run.output().splitlines():
+        assert f"\n    {row.rstrip()}\n" in readme
+    ways = {row.split()[0] for row in rows}
+    assert len(ways) == len(rows) == 9 and {"ddp", "zero", "fsdp", "pipeline"} < ways
+    for row in rows:
+        figures = [float(word) for word in row.split()[1:]]
+        assert len(figures) == 10 and min(figures) > 0.1, row
+        assert figures[::2] == pytest.approx(figures[1::2], rel=0.02), row
+
+
+def test_measure_bubble(tmp_path):
+    tiny = "--batch-size=16", "--width=16", "--length=8", "--steps=3"
+    script = "dp_ddp_intro/beyond_ddp/measure_bubble.py"
+    run = Run(tmp_path, "", script, *tiny, ranks=2)
+    assert run.join() == [0, 0], run.output()
+    title, *rows = run.output().splitlines()
+    assert title.startswith("2 GPUs")
+    for row, stages in zip(rows, (1, 1, 2), strict=True):
+        cells = re.findall(r"m = (\d+): (0\.\d\d) \((0\.\d\d)\)", row)
+        assert [int(m) for m, _, _ in cells] == [2, 4, 8, 16]
+        for m, measured, calculated in cells:
+            bubble = 1 / (stages * int(m) + 1)
+            assert float(calculated) == pytest.approx(bubble, abs=0.01)
+            assert 0 < float(measured) < 1  # how long, depends on the machine
+
+
+def test_the_last_of_a_group_sends_and_steps(monkeypatch):
+    """10 batches in groups of 4: the first one of an epoch is smaller."""
+    module, sent, steps = load("accumulate"), [], []
+    monkeypatch.setattr(module.dist, "all_reduce", lambda sums: None)
+    model = load("model").Transformer(1, 16, 2, 8)
+    model.steps, model.every = 10, 4
+    model.register_forward_pre_hook(
+        lambda *_: sent.append(model.require_backward_grad_sync)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.register_step_post_hook(lambda *_: steps.append(len(sent)))
+    data = load("dataset").random_sequences(4, 8)
+    batches = [data.__getitems__([0, 1])] * 10
+    module.train(model, batches, optimizer, torch.device("cpu"))
+    assert steps == [2, 6, 10]
+    assert [number for number, sends in enumerate(sent, 1) if sends] == steps
+    assert all(p.grad is None for p in model.parameters())
+
+
+# Memory and messages: the formulas, and the table that is made of them. That they
+# are right for a small model, test_what_is_counted_is_what_is_calculated says.
+
+
+@pytest.fixture
+def formulas():
+    return load("formulas")
+
+
+@pytest.fixture
+def what_fits():
+    return load("what_fits")
+
+
+# What the safetensors of https://huggingface.co/meta-llama have.
+PUBLISHED = {"1b": 1_235_814_400, "8b": 8_030_261_248, "70b": 70_553_706_496}
+
+
+def test_the_models_have_as_many_parameters_as_published(what_fits):
+    for name, published in PUBLISHED.items():
+        assert what_fits.count(what_fits.MODELS[name][1]) == published
+    with torch.device("meta"):
+        ours = sum(p.numel() for p in load("model").Transformer().parameters())
+    assert what_fits.count(what_fits.MODELS["gpt2"][1]) == ours
+
+
+def test_what_is_sent(formulas):
+    """Where a small model on 4 GPUs is no example."""
+    sent, n, size = formulas.sent_bytes, 8, 100
+    for way in formulas.WAYS:  # one GPU has nobody to send to
+        assert sent(size, way, 1) == 0 == formulas.sent_activations(size, 4, way)
+    # Gathered in 16 bits FSDP sends no more than DDP; the root once, so less.
+    half = sent(size, "FSDP", n, gathered=2)
+    assert half == pytest.approx(sent(size, "DDP", n))
+    less = sent(size, "FSDP", n, gathered=2, kept=40)
+    assert half - less == pytest.approx(2 * 40 * 7 / 8)
+    for way in ("TP", "pipeline"):  # in a node of 4, one quarter to the other node
+        assert sent(size, way, n, 4) == sent(size / 4, "DDP", 2)
+    # Activations: a tensor to the next stage, a gradient back.
+    stages = [formulas.sent_activations(100, 12, "pipeline", n) for n in (2, 3, 8)]
+    assert stages == [100, 200, 200]
+
+
+def saved_bytes(function, *inputs, but=()):
+    """Return the bytes that autograd saves for the backward pass, but parameters."""
+    own = {p.untyped_storage().data_ptr() for p in but}
+    storages, tensors = {}, []
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        tensors.append(tensor)  # else its address may be another's soon
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = function(*inputs)
+    del result
+    return sum(storages.values())
+
+
+class LlamaBlock(nn.Module):
+    """Llama's, but for its RMSNorm, which PyTorch fuses on GPUs alone."""
+
+    def __init__(self, width, heads, kv_heads, mlp):
+        super().__init__()
+        self.heads, kv = (heads, kv_heads, kv_heads), width // heads * kv_heads
+        sizes = (width, width), (width, kv), (width, kv), (width, width)
+        sizes += (width, mlp), (width, mlp), (mlp, width)
+        self.linear = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x):
+        *qkv, out, gate, up, down = self.linear
+        normed, angle = self.norms[0](x), torch.rand(x.shape[1], 1)
+        qkv = [
+            linear(normed).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for linear, heads in zip(qkv, self.heads, strict=True)
+        ]
+        for i in range(2):  # the rotation of positions
+            left, right = qkv[i].chunk(2, -1)
+            turned = torch.cat([-right, left], -1)
+            qkv[i] = qkv[i] * angle.cos() + turned * angle.sin()
+        found = scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
+        x = x + out(found.transpose(1, 2).flatten(2))
+        normed = self.norms[1](x)
+        return x + down(silu(gate(normed)) * up(normed))
+
+
+def test_a_block_of_llama_keeps_what_the_formula_says(formulas):
+    shape = formulas.Shape(1, 256, 8, 2, 896, 256, 64)
+    block = LlamaBlock(256, 8, 2, 896)
+    _, counted, _ = formulas.parameters(shape)
+    assert sum(p.numel() for p in block.parameters()) == counted + 2 * 256  # biases
+    inputs = torch.randn(4, 64, 256, requires_grad=True) * 1
+    kept = saved_bytes(block, inputs, but=block.parameters())
+    assert kept == pytest.approx(formulas.block_activations(shape, 256), rel=0.01)
+
+
+def test_the_paper_has_the_same_formulas(formulas):
+    """sbh(34 + 5as/h), and sbh(10 + 24/t) with TP, without dropout and 5as/h."""
+    shape, sbh = formulas.Shape(1, 8192, 64, 64, 4 * 8192, 256, 1, False), 8192
+    for t in (1, 2, 8):
+        sums = 4 * (4 + 64 / t)  # in 32 bits, which the paper leaves out
+        cut = formulas.block_activations(shape, 1, 2, t) - sums
+        assert cut == pytest.approx(sbh * (10 - 2 + 24 / t))
+        cut = formulas.block_activations(shape, 1, 2, t, sequence=True) - sums
+        assert cut == pytest.approx(sbh * (34 - 2) / t)
+
+
+def test_what_the_loss_keeps_of_the_logits(formulas):
+    tokens, words = 64, 512
+    logits = torch.randn(tokens, words, requires_grad=True) * 1
+    targets = torch.zeros(tokens, dtype=torch.long)
+    kept = saved_bytes(lambda: cross_entropy(logits, targets))
+    assert kept == pytest.approx(4 * tokens * words, rel=0.02)  # the log-softmax
+    assert formulas.logits_bytes(tokens, words) == 4 * 4 * tokens * words
+    assert formulas.logits_bytes(tokens, words, 2) == (2 + 3 * 4) * tokens * words
+
+
+def table(what_fits, capsys, *options):
+    """Return {what a row is called: its cells} of the last table of a model."""
+    call(what_fits, *options)
+    lines = capsys.readouterr().out.split("One block")[0].splitlines()
+    rows = [re.split(r" {2,}", line, maxsplit=1) for line in lines if "  " in line]
+    return {row[0]: row[1].split() for row in rows if len(row) > 1 and row[0]}
+
+
+def test_what_fits_fits(what_fits, capsys):
+    rows = table(what_fits, capsys, "--model", "8b", "--gpus", 8)
+    assert set(rows) >= {"DDP", "FSDP", "FSDP + TP", "pipeline, first"}
+    # weights, gradients, Adam: 16 bytes a parameter, of which FSDP has an eighth
+    assert rows["DDP"][:3] == ["32.1", "32.1", "64.2"]
+    assert rows["FSDP"][:3] == ["4.02", "4.02", "8.03"]
+    for cells in rows.values():
+        parts = [float(cell) for cell in cells[:7]]
+        rest = iter(cells[7:])
+        for part in parts[5:]:
+            total = float(next(rest))
+            assert total == pytest.approx(sum(parts[:5]) + part, abs=0.6)
+            assert total > 72 or next(rest) == "fits"  # 90 % of 80
+        assert len([*rest]) == 1  # what is sent
+    fits = {way: cells.count("fits") for way, cells in rows.items()}
+    assert fits["DDP"] == fits["ZeRO-1"] == 0
+    assert fits["FSDP"] == fits["HSDP"] == 1  # if activations are computed again
+    assert fits["TP"] == 2
+    small = table(what_fits, capsys, "--model", "8b", "--gpus", 8, "--memory", 20)
+    assert not any("fits" in cells for cells in small.values())
+
+
+def test_the_messages_of_a_block(what_fits, capsys):
+    call(what_fits, "--model", "8b", "--gpus", 8)
+    lines = capsys.readouterr().out.split("One block")[1].splitlines()[1:]
+    said = {line[:17].strip(): re.findall(r"\d+\.\d+", line[17:]) for line in lines}
+    said = {name: [float(number) for number in row] for name, row in said.items()}
+    tokens, width, block = 8192, 4096, 218_112_000
+    forward = 2 * tokens * block + 4 * tokens * (tokens / 2) * width
+    work = 1e3 * forward / 989e12
+    for name, gigabytes, milliseconds in (
+        ("DDP, backward", 2 * 7 / 8 * 4 * block / 1e9, 2 * work),
+        ("FSDP, forward", 7 / 8 * 2 * block / 1e9, work),
+        ("FSDP, backward", 7 / 8 * (2 + 4) * block / 1e9, 2 * work),
+        (
+            "TP 8, both passes",
+            4 * 2 * 7 / 8 * 2 * tokens * width / 1e9,
+            3 * work / 8,
+        ),
+    ):
+        times = 1e3 * gigabytes / 450, 1e3 * gigabytes / 50, milliseconds
+        row = [gigabytes, *times]
+        assert said.pop(name) == pytest.approx(row, abs=0.0051), name
+    assert said == {}
+    call(what_fits, "--model", "gpt2", "--gpus", 8)
+    assert "TP 8" not in capsys.readouterr().out  # 12 heads
+
+
+def test_options_change_their_parts(what_fits, capsys):
+    def row(way, *options):
+        base = "--model", "8b", "--gpus", 8, *options
+        cells = table(what_fits, capsys, *base)[way]
+        return [float(cell) for cell in cells if cell != "fits"]
+
+    one, two = row("FSDP"), row("FSDP", "--batch-size", 2)
+    assert one[:4] == two[:4]
+    assert two[4:6] == pytest.approx([2 * part for part in one[4:6]], abs=0.1)
+    assert row("FSDP", "--length", 4096)[4] == pytest.approx(one[4] / 2, abs=0.1)
+    assert row("TP", "--sequence-parallel")[5] < row("TP")[5]
+    assert row("DDP", "--bits", 32)[3] == 0  # no copies in 16 bits
+    assert row("FSDP", "--bits", 32)[5] == pytest.approx(2 * one[5], rel=0.01)
+
+
+def test_not_whole_nodes(what_fits):
+    with raises_user_error("12 GPUs are not whole nodes of 8: type --gpus 8"):
+        call(what_fits, "--gpus", 12)
+
+
+def test_the_table_of_the_readme_is_what_the_script_prints(what_fits, capsys):
+    """The indented block that follows the command."""
+    block = r"^python beyond_ddp/what_fits.py(?: +#.*)?\n```\n((?:\n|    .*\n)+)"
+    (shown,) = re.findall(block, (HERE / "README.md").read_text(), re.M)
+    call(what_fits)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    shown = [line[4:].rstrip() for line in shown.splitlines()]
+    assert [line for line in shown if line] == [line for line in printed if line]
+    assert max(map(len, printed)) <= 96  # 4 more in a README

@@ -2,42 +2,26 @@
 
 import os
 import resource
-import shutil
 import signal
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import copy_room
+from conftest import copy_exercise, raises_user_error
 from conftest import load as load_module
 from ranks import Run
 
 from common import checkpoint
-from common.cli import UserError
 
-State = load_module("cinic_lab", "state").State
-# 100 images: 5 steps of 24 in an epoch, the last smaller; each process has a half.
-OPTIONS = "--epochs", 3, "--lr", 0.01, "--log-interval", 1
-
-
-@pytest.fixture
-def room(tmp_path):
-    return copy_room("cinic_lab", tmp_path)
+state = load_module("cinic_lab", "state")
+FILE = "checkpoint.pth.tar"
+# 100 images: 5 steps of 24 in an epoch, the last smaller.
+OPTIONS = "--epochs", 3, "--lr", 0.01, "--log-interval", 1, "--batch-size", 24
 
 
-def whole(room, datadir, script, ranks):
-    """Return the checkpoint of a run that was never killed."""
-    run = Run(room, datadir, script, *options(ranks), ranks=ranks)
-    assert run.join() == [0] * max(1, ranks), run.output()
-    return load(room)
-
-
-def options(ranks):
-    return *OPTIONS, "--batch-size", 12 if ranks == 2 else 24
-
-
-def load(room, file="checkpoint.pth.tar"):
+def load(room, file=FILE):
     return torch.load(room / file, weights_only=True)
 
 
@@ -52,6 +36,11 @@ def equal(a, b):
     return a == b
 
 
+def same(room, whole):
+    """Say whether the last checkpoint here is that of a run nobody stopped."""
+    return equal(load(room) | {"options": whole["options"]}, whole)
+
+
 def kill_in(run, line):
     deadline = time.monotonic() + 120
     while line not in run.output():
@@ -60,53 +49,48 @@ def kill_in(run, line):
     assert set(run.kill()) == {-signal.SIGKILL}
 
 
-@pytest.mark.parametrize(
-    "script, ranks",
-    [("cinic.py", 0), pytest.param("cinic_ddp.py", 2, marks=pytest.mark.slow)],
-)
-def test_killed_and_resumed(script, ranks, room, sample, tmp_path):
-    (tmp_path / "other").mkdir()
-    undisturbed = whole(
-        copy_room("cinic_lab", tmp_path / "other"), sample, script, ranks
-    )
-    run = Run(room, sample, script, *options(ranks), ranks=ranks)
-    kill_in(run, "Epoch: [2][3/5]")
-    assert load(room)["epoch"] == 1
-    saved = shutil.copytree(room, tmp_path / "saved", symlinks=True)
-    resume = *options(ranks), "--resume", "checkpoint.pth.tar"
-    run = Run(room, sample, script, *resume, ranks=ranks)
-    assert run.join() == [0] * max(1, ranks), run.output()
+def test_killed_and_resumed(sample, tmp_path):
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    room = copy_exercise("cinic_lab", tmp_path / "whole")
+    run = Run(room, sample, "cinic.py", *OPTIONS)
+    assert run.join() == [0], run.output()
+    whole = load(room)
+    assert not any(key.startswith("module.") for key in whole["model"])
+    room = copy_exercise("cinic_lab", tmp_path / "killed")
+    kill_in(Run(room, sample, "cinic.py", *OPTIONS), "Epoch: [2][3/5]")
+    run = Run(room, sample, "cinic.py", *OPTIONS, "--resume", FILE)
+    assert run.join() == [0], run.output()
     assert "Epoch: [2][1/5]" in run.output() and "Epoch: [1]" not in run.output()
-    assert equal(load(room), undisturbed)
-    assert not any(key.startswith("module.") for key in undisturbed["model"])
-    if ranks:  # with one process instead of two, and with two instead of one
-        states = [load(saved)["random"]]
-        for other, name in ((0, "cinic_tensorboard.py"), (2, "cinic_ddp.py")):
-            resume = *OPTIONS, "--epochs", 3, "--resume", "checkpoint.pth.tar"
-            run = Run(saved, sample, name, *resume, ranks=other)
-            if other == 0:
-                kill_in(run, "Epoch: [3]")
-            else:
-                assert run.join() == [0, 0], run.output()
-            states.append(load(saved)["random"])
-        assert [len(random) for random in states] == [2, 1, 2]
-        assert load(saved)["epoch"] == 3
-        assert not torch.equal(states[2][0]["cpu"], states[2][1]["cpu"])
-    assert not list(room.glob("*.part"))
+    assert same(room, whole) and not list(room.glob("*.part"))
+
+
+@pytest.mark.slow
+def test_another_number_of_ranks(sample, tmp_path):
+    """From two to one, and back to two."""
+    room = copy_exercise("cinic_lab", tmp_path)
+    kill_in(Run(room, sample, "cinic_ddp.py", *OPTIONS, ranks=2), "Epoch: [2]")
+    states, resume = [load(room)["random"]], [*OPTIONS, "--resume", FILE]
+    kill_in(Run(room, sample, "cinic_tensorboard.py", *resume), "Epoch: [3]")
+    states.append(load(room)["random"])
+    run = Run(room, sample, "cinic_ddp.py", *resume, ranks=2)
+    assert run.join() == [0, 0], run.output()
+    states.append(load(room)["random"])
+    assert [len(random) for random in states] == [2, 1, 2]
+    assert load(room)["epoch"] == 3 and not equal(*states[2])
 
 
 class Made:
-    """A State of a small model, with random numbers to draw."""
+    """A TrainingState of a small model, with random numbers to draw."""
 
-    def __init__(self, arch="resnet18"):
+    def __init__(self, folder="logs/run", **options):
         torch.manual_seed(3)
         self.model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.1, 0.9)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
-        device = torch.device("cpu")
-        self.state = State(
-            self.model, optimizer, scheduler, device, arch=arch, epochs=9
-        )
+        args = {"arch": "resnet18", "epochs": 9, "lr": 0.1, "seed": 1, **options}
+        parts = self.model, optimizer, scheduler, torch.device("cpu")
+        self.state = state.TrainingState(Namespace(**args), *parts, folder)
 
     def change(self):
         """Move the weights by a random number."""
@@ -122,29 +106,23 @@ def here(tmp_path, monkeypatch):
 
 def test_random_numbers_go_on(here):
     made = Made()
+    torch.rand(1000)
     made.state.save(1, 50.0)
     expected = torch.rand(3)
-    again = Made()
-    again.state.resume("checkpoint.pth.tar")
-    assert torch.equal(torch.rand(3), expected)
-    assert (again.state.epoch, again.state.best) == (1, 50.0)
+    for rank in (0, 1):  # the second was not there
+        again = Made()
+        again.state.rank = rank
+        again.state.resume(FILE)
+        assert torch.equal(torch.rand(3), expected) == (rank == 0)
+        assert (again.state.epoch, again.state.best) == (1, 50.0)
 
 
-def test_a_best_epoch_is_copied_from_the_device_once(here, monkeypatch):
-    saves, original = [], torch.save
-    monkeypatch.setattr(torch, "save", lambda *a: saves.append(1) or original(*a))
-    Made().state.save(1, 50.0)
-    files = [Path(name).read_bytes() for name in (State.BEST, State.LATEST)]
-    assert len(saves) == 1 and files[0] == files[1]
-
-
-def test_the_best_model_is_right_after_a_kill_between_the_two_files(here):
-    """Killed at each of the renames, and resumed, accuracy by accuracy."""
-    accuracies = [10.0, 30.0, 20.0, 40.0]
-    for renames in range(10):  # two are of the links, when they are made
-        shutil.rmtree(here / "run", ignore_errors=True)
-        (here / "run").mkdir()
-        os.chdir(here / "run")
+def test_the_best_model_is_right_after_a_kill_between_the_files(here):
+    """Killed at each of the renames, two of them of links, and resumed."""
+    accuracies, found = [10.0, 30.0, 20.0], []
+    for renames in range(12):
+        (here / f"{renames}").mkdir()
+        os.chdir(here / f"{renames}")
         left = [renames]
 
         def replace(source, target, left=left, original=os.replace):
@@ -153,104 +131,116 @@ def test_the_best_model_is_right_after_a_kill_between_the_two_files(here):
                 raise KeyboardInterrupt  # as good as a kill: nothing is tidied up
             original(source, target)
 
-        weights = {}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoint.os, "replace", replace)
             for _ in range(2):
                 made = Made()
-                if os.path.exists("checkpoint.pth.tar"):
-                    made.state.resume("checkpoint.pth.tar")
+                if os.path.exists(FILE):
+                    made.state.resume(FILE)
                 try:
-                    while made.state.epoch < 4:
-                        epoch = made.state.epoch + 1
+                    while made.state.epoch < 3:
                         made.change()
-                        weights[epoch] = made.model.weight.detach().clone()
-                        made.state.save(epoch, accuracies[epoch - 1])
+                        made.state.save(
+                            made.state.epoch + 1, accuracies[made.state.epoch]
+                        )
                 except KeyboardInterrupt:
-                    best = here / "run/model_best.pth.tar"
-                    if best.exists():  # right at once, even if nobody resumes
-                        now = torch.load(best, weights_only=True)
-                        tested = accuracies[:epoch]
-                        written = tested if renames in (2, 3, 5, 8) else tested[:-1]
-                        assert now["best"] == max(written)
-        best = torch.load("model_best.pth.tar", weights_only=True)
-        assert (best["epoch"], best["best"]) == (4, 40.0)
-        assert torch.equal(best["model"]["weight"], weights[4])
-        assert torch.load("checkpoint.pth.tar", weights_only=True)["epoch"] == 4
+                    continue
+        assert load(Path())["epoch"] == 3
+        found.append(load(Path(), state.TrainingState.BEST))
     os.chdir(here)
+    assert left[0] > 0  # the last run was not killed
+    assert (found[-1]["epoch"], found[-1]["best"]) == (2, 30.0)
+    assert all(equal(best["model"], found[-1]["model"]) for best in found)
 
 
-def other(name):
-    """Make a file that is no checkpoint of a resnet18."""
-    if name == "weights":
-        torch.save(torch.nn.Linear(2, 1).state_dict(), "file")
-    elif name == "text":
-        Path("file").write_text("half a file")
-    else:
-        made = Made("resnet50" if "another" in name else "resnet18")
-        made.state.save(9 if "complete" in name else 1, 1.0)
-        os.rename("checkpoint.pth.tar", "file")
-    if name in ("half", "damaged"):
-        body = bytearray(Path("file").read_bytes())
-        if name == "half":
-            body = body[: len(body) // 2]
-        elif name == "damaged":
-            weights = made.model.weight.detach().numpy().tobytes()
-            body[body.index(weights)] ^= 1
-        Path("file").write_bytes(body)
-    if name == "object":
-        torch.save({"model": OSError("code")}, "file")
+DAMAGED = "damaged, or no checkpoint of this script"
+ITS = "--arch resnet50 --epochs 9 --lr 0.1 --seed 1$"
 
 
 @pytest.mark.parametrize(
-    "name, words",
+    "words, change",
     [
-        ("none", "no file 'file': leave out --resume"),
-        ("weights", "no checkpoint of this script"),
-        ("text", "damaged"),
-        ("half", "damaged"),
-        ("damaged", "damaged"),
-        ("object", "no checkpoint of this script"),
-        ("another --arch", "type --arch resnet50$"),
-        ("another that is complete", "type --arch resnet50$"),
-        ("complete", "all its 9 epochs"),
+        (DAMAGED, dict.clear),
+        (DAMAGED, lambda content: content.pop("model")),
+        (DAMAGED, lambda content: content.pop("random")),
+        (DAMAGED, lambda content: content.update(best="text")),
+        (DAMAGED, lambda content: content.update(options=None)),
+        (DAMAGED, lambda content: content["options"].pop("lr")),
+        (DAMAGED, lambda content: content.update(model=OSError("code"))),
+        (ITS, lambda content: content["options"].update(arch="resnet50")),
+        ("--lr 0.2 --seed 1$", lambda content: content["options"].update(lr=0.2)),
+        ("--seed 2$", lambda content: content["options"].update(seed=2)),
+        ("--epochs 12 ", lambda content: content["options"].update(epochs=12)),
+        ("all its 9 epochs", lambda content: content.update(epoch=9)),
+        ("all its 10 epochs", lambda content: content.update(epoch=10)),
     ],
 )
-def test_what_cannot_be_resumed_is_refused_and_left_as_it_is(name, words, here):
-    if name != "none":
-        other(name)
-        before = (here / "file").read_bytes()
-    with pytest.raises(UserError, match=words) as error:
-        Made().state.resume("file")
-    assert "\n" not in str(error.value)
-    if name != "none":
-        assert (here / "file").read_bytes() == before
+def test_a_checkpoint_that_does_not_fit(words, change, here):
+    Made().state.save(1, 1.0)
+    content = load(here)
+    change(content)
+    torch.save(content, FILE)
+    refused(words)
+
+
+@pytest.mark.parametrize("damage", ["none", "text", "half", "a bit"])
+def test_a_damaged_file(damage, here):
+    made = Made()
+    made.state.save(1, 1.0)
+    body = bytearray(Path(FILE).read_bytes())
+    weights = made.model.weight.detach().numpy().tobytes()
+    if damage == "none":
+        Path(FILE).unlink()
+        return refused(f"^no file '{FILE}': leave out --resume")
+    if damage == "text":
+        body = b"half a file"
+    elif damage == "half":
+        body = body[: len(body) // 2]
+    else:
+        body[body.index(weights)] ^= 1
+    Path(FILE).write_bytes(body)
+    refused(DAMAGED)
+
+
+def test_nodes_with_files_of_their_own(here, monkeypatch):
+    Made().state.save(1, 1.0)
+    monkeypatch.setattr(state, "gather_from_ranks", lambda value: [value, "other"])
+    refused("not the same on all nodes")
+
+
+def refused(words):
+    """--resume ends with one line, and the run's state is as it was."""
+    made = Made()
+    before = made.model.weight.clone()
+    with raises_user_error(words):
+        made.state.resume(FILE)
+    assert torch.equal(made.model.weight, before) and made.state.epoch == 0
 
 
 def test_no_space(here):
     Made().state.save(1, 1.0)
-    before = (here / "checkpoint.pth.tar").read_bytes()
+    before = [file.read_bytes() for file in here.glob("*.tar")]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(UserError, match="cannot save") as error:
+        with raises_user_error("cannot save"):
             Made().state.save(2, 0.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "\n" not in str(error.value)
-    assert (here / "checkpoint.pth.tar").read_bytes() == before
+    assert [file.read_bytes() for file in here.glob("*.tar")] == before
+    assert len(before) == 2 and not list(here.rglob("*.part"))
 
 
 def test_the_scaler_goes_on_where_there_is_one(here):
-    made = Made()
-    made.state.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    made.state.save(1, 1.0)
-    again = Made()
-    again.state.scaler = torch.amp.GradScaler("cpu")
-    again.state.resume("checkpoint.pth.tar")
-    assert again.state.scaler.get_scale() == 8.0
-    Made().state.resume("checkpoint.pth.tar")  # a script without one does not mind
-    made.state.scaler = torch.amp.GradScaler("cpu", enabled=False)
-    made.state.save(1, 1.0)
-    again.state.resume("checkpoint.pth.tar")  # bf16 had none: a new one
+    def resumed(**scaler):
+        made = Made()
+        made.state.scaler = torch.amp.GradScaler("cpu", **scaler)
+        if os.path.exists(FILE):
+            made.state.resume(FILE)
+        return made.state
+
+    resumed(init_scale=8.0).save(1, 1.0)
+    assert resumed().scaler.get_scale() == 8.0
+    resumed(enabled=False).save(2, 1.0)
+    assert resumed(init_scale=4.0).scaler.get_scale() == 4.0  # bf16 had none

@@ -1,34 +1,15 @@
 """The checkup: what is healthy is well; what is sick has its own promise broken."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import REPOSITORY, copy_room, free_port, run, torchrun, without_gloo
+from conftest import REPOSITORY, copy_exercise, load, run
+from fork_ranks import Run
 
-sys.path.append(str(REPOSITORY / "clinic"))
-import promises
-
-(
-    DEVICE,
-    START,
-    GRADIENTS,
-    WEIGHTS,
-    IMAGES,
-    ORDER,
-    SPLIT,
-    RANDOM,
-    EVALUATION,
-    COLLECTIVES,
-    FILES,
-    WAITS,
-    PRINTED,
-    GROUP,
-) = NAMES = [name for name, _, _ in promises.TEXTS]
+NAMES = [name for name, _, _ in load("clinic", "promises").TEXTS]
+DEVICE = "each process has a device of its own"  # cannot be seen on CPUs
 
 # In plain PyTorch, as people write it; what is sick or odd changes some of its rows.
 SCRIPT = """
@@ -79,266 +60,331 @@ if rank == 0:
     torch.save(model.state_dict(), "model.pt")
 dist.destroy_process_group()
 """
-HAND = "[dist.all_reduce(p.grad, dist.ReduceOp.AVG) for p in model.parameters()]"
-FROZEN = "model[0].requires_grad_(False)\nddp_model = DDP(model)\n"
-ALONE = "    if rank == 0:\n        accuracy = evaluate()\n"
-# What is replaced by what, and the promise that this breaks.
-SICK = [
-    (
-        START,
-        "DDP(model)",
-        "model",
-        "(0)",
-        "(rank)",
-        "loss.backward()",
-        f"loss.backward(); {HAND}",
-    ),
-    (GRADIENTS, "DDP(model)", "model"),
-    (GRADIENTS, "ddp_model = DDP(model)", f"{FROZEN}model[0].requires_grad_(True)"),
-    (GRADIENTS, "ddp_model(x)", "model(x)"),
-    (GRADIENTS, "        loss = nn", "        with ddp_model.no_sync(): loss = nn"),
-    (WEIGHTS, "0.1, 0.9", "0.1 + rank, 0.9"),
-    (IMAGES, "Sampler(train_set)", "Sampler(train_set, world_size, 0)"),
-    (IMAGES, "8, sampler=sampler", "8, shuffle=True"),
-    (ORDER, "    sampler.set_epoch(epoch)", ""),
-    (SPLIT, "manual_seed(1)", "manual_seed(rank)"),
-    (SPLIT, "manual_seed(2)", "manual_seed(rank)"),
-    (RANDOM, "manual_seed(rank)", "manual_seed(0)"),
-    (
-        EVALUATION,
-        "Subset(val_set, range(rank, 29, world_size)), 8",
-        "val_set, 8, sampler=DistributedSampler(val_set)",
-    ),
-    (EVALUATION, "world_size)), 8", "world_size)), 8, drop_last=True"),
-    (COLLECTIVES, "    accuracy = evaluate()\n    if rank == 0:\n", ALONE),
-    (
-        COLLECTIVES,
-        "    dist.all_reduce(total)",
-        "    if rank == 0 or epoch < 2: dist.all_reduce(total)",
-    ),
-    (COLLECTIVES, "    dist.all_reduce(total)", "    dist.broadcast(total, rank)"),
-    (FILES, "if rank == 0:\n    torch", "if True:\n    torch"),
-    (FILES, "sampler =", "log = open('log.txt', 'a')\nsampler ="),
-    (WAITS, "        total +=", "        loss.item(); total +="),
-    (PRINTED, "    dist.all_reduce(sums)\n", ""),
-    (PRINTED, "    dist.all_reduce(total)\n", ""),
-    (GROUP, "dist.destroy_process_group()", ""),
-]
-LOADER = "DataLoader(train_set, 8, sampler=sampler)"
-NOISE = """class Noise(TensorDataset):
-    def __getitem__(self, i): return torch.randn(8), super().__getitem__(i)[1]
-train_set = Noise(*train_set[:])
-sampler ="""
-STREAM = """
-class Stream(IterableDataset):
-    def __iter__(self): return iter([train_set[i] for i in range(rank, 100, 2)])
-loader ="""
-OWN = "DataLoader(TensorDataset(*[t[rank:100:2] for t in train_set[:]]), 8,"
-OWN += " shuffle=True)"
-NUMPY = NOISE.replace("torch.randn(8)", "torch.tensor(np.random.randn(8)).float()")
-FOREVER = """class Forever(Sampler):
-    def __iter__(self):
-        sampler.set_epoch(epoch)
-        while True: yield from sampler
-loader ="""
-GATHER = """    if rank == 0: dist.gather(total, [torch.zeros(2), torch.zeros(2)])
-    else: dist.gather(total, dst=0)
-    alone = dist.new_group([0])
-    if rank == 0: dist.all_reduce(total.clone(), group=alone)
-    dist.all_gather_object([None] * 2, torch.ones(rank))
-    total = ("""
-# The same in other styles; and which promises cannot be seen then, besides DEVICE.
-HEALTHY = [
-    ((IMAGES, SPLIT), LOADER, OWN),
-    ((), "sampler =", NUMPY),
-    ((), "    total = (", GATHER),
-    (
-        (IMAGES,),
-        "\nloader =",
-        "\n" + FOREVER,
-        "8, sampler=sampler",
-        "8, sampler=Forever()",
-        "    for x, y in loader:",
-        "    for x, y in __import__('itertools').islice(loader, 7):",
-    ),
-    ((),),
-    (
-        (),
-        "init_process_group()",
-        'init_process_group(backend="gloo")',
-        "DDP(model)",
-        "DDP(model, device_ids=None)",
-    ),
-    (
-        (),
-        LOADER,
-        "DataLoader(train_set, 8, sampler=sampler, num_workers=1, "
-        "persistent_workers=True)",
-    ),
-    (
-        (),
-        LOADER,
-        "DataLoader(train_set, batch_sampler=BatchSampler(sampler, 8, False))",
-    ),
-    (
-        (),
-        LOADER,
-        "DataLoader(Subset(train_set, range(rank, 101, 2)), 8, shuffle=True)",
-    ),
-    ((), "8, sampler=sampler", "8, sampler=sampler, drop_last=True"),
-    (
-        (),
-        "sampler =",
-        NOISE,
-        "0.1 * torch.randn_like(x)",
-        "0",
-        "8, sampler",
-        "8, num_workers=1, sampler",
-    ),
-    ((ORDER,), "Sampler(train_set)", "Sampler(train_set, shuffle=False)"),
-    ((ORDER,), "range(3)", "range(1)"),
-    (
-        (RANDOM,),
-        "0.1 * torch.randn_like(x)",
-        "0",
-        "manual_seed(rank)",
-        "manual_seed(0)",
-    ),
-    (
-        (IMAGES,),
-        LOADER,
-        "DataLoader(train_set, 8, "
-        "sampler=WeightedRandomSampler(torch.ones(101), 50))",
-    ),
-    (
-        (IMAGES, ORDER, SPLIT),
-        "\nloader =",
-        STREAM,
-        LOADER,
-        "DataLoader(Stream(), 8)",
-    ),
-    ((), "loss {total:.4f}, accuracy {accuracy:.3f}", "12.345 s"),
-    (
-        (PRINTED,),
-        "Subset(val_set, range(rank, 29, world_size))",
-        "val_set",
-        "    dist.all_reduce(sums)\n",
-        "",
-    ),
-    (
-        (),
-        "        loss.backward()\n",
-        "        scaler.scale(loss).backward()\n",
-        "optimizer.step()",
-        "scaler.step(optimizer); scaler.update()",
-        "sampler =",
-        "scaler = torch.GradScaler('cpu')\nsampler =",
-    ),
-    (
-        (),
-        "        loss.backward()\n",
-        "        with ddp_model.no_sync(): (ddp_model(x).sum() * "
-        "0).backward()\n        (0 * ddp_model(x).sum() + loss).backward()\n",
-    ),
-    (
-        (),
-        "total += torch",
-        "if loader.batch_size and epoch == 1: loss.item()\n        total += torch",
-    ),
-    (
-        (),
-        "    total = (",
-        "    if rank == 0: dist.broadcast(total, 0)\n    else: "
-        "dist.broadcast(total, 0)\n    dist.barrier()\n    total = (",
-    ),
-    ((), "sampler =", "open(f'log{rank}.txt', 'w')\nsampler ="),
-    ((), "DDP(model)", "model", "loss.backward()", f"loss.backward(); {HAND}"),
-]
+# Of each: the promise that is broken, what is replaced (-), and by what (+).
+SICK = """
+all start from the same weights
+-ddp_model = DDP(model)
++ddp_model = model
+-torch.manual_seed(0)
++torch.manual_seed(rank)
+-        loss.backward()
++        loss.backward()
++        for p in model.parameters(): dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+
+gradients are averaged
+-ddp_model = DDP(model)
++ddp_model = model
+
+gradients are averaged
+-ddp_model = DDP(model)
++model[0].requires_grad_(False)
++ddp_model = DDP(model)
++model[0].requires_grad_(True)
+
+gradients are averaged
+-cross_entropy(ddp_model(x), y)
++cross_entropy(model(x), y)
+
+gradients are averaged
+-        loss = nn
++        with ddp_model.no_sync(): loss = nn
+
+all have the same weights after each step
+-0.1, 0.9
++0.1 + rank, 0.9
+
+each image goes to one process, none is left out
+-DistributedSampler(train_set)
++DistributedSampler(train_set, world_size, 0)
+
+each image goes to one process, none is left out
+-8, sampler=sampler
++8, shuffle=True
+
+each epoch has an order of its own
+-    sampler.set_epoch(epoch)
+
+all split the data alike
+-manual_seed(1)
++manual_seed(rank)
+
+all split the data alike
+-manual_seed(2)
++manual_seed(rank)
+
+processes draw different random numbers
+-torch.manual_seed(rank)
++torch.manual_seed(0)
+
+evaluation counts each sample once
+-Subset(val_set, range(rank, 29, world_size)), 8
++val_set, 8, sampler=DistributedSampler(val_set)
+
+evaluation counts each sample once
+-world_size)), 8
++world_size)), 8, drop_last=True
+
+all take part in each collective
+-    accuracy = evaluate()
+-    if rank == 0:
++    if rank == 0:
++        accuracy = evaluate()
+
+all take part in each collective
+-    dist.all_reduce(total)
++    if rank == 0 or epoch < 2: dist.all_reduce(total)
+
+all take part in each collective
+-    dist.all_reduce(total)
++    dist.broadcast(total, rank)
+
+one process writes each file
+-if rank == 0:
+-    torch.save
++if True:
++    torch.save
+
+one process writes each file
+-sampler = DistributedSampler
++log = open("log.txt", "a")
++sampler = DistributedSampler
+
+a step does not wait for the device
+-        total +=
++        loss.item()
++        total +=
+
+the printed numbers are the whole job's
+-    dist.all_reduce(sums)
+
+the printed numbers are the whole job's
+-    dist.all_reduce(total)
+
+the group is ended
+-dist.destroy_process_group()
+"""
+# Of each: what is another style, and which promises cannot be seen then (?).
+HEALTHY = """
+each has a set of its own, which it shuffles
+?each image goes to one process, none is left out
+?all split the data alike
+-DataLoader(train_set, 8, sampler=sampler)
++DataLoader(TensorDataset(*[t[rank:100:2] for t in train_set[:]]), 8, shuffle=True)
+
+NumPy draws the items
+-sampler = DistributedSampler
++class Noise(TensorDataset):
++    def __getitem__(self, i):
++        return torch.tensor(np.random.randn(8)).float(), super().__getitem__(i)[1]
++train_set = Noise(*train_set[:])
++sampler = DistributedSampler
+
+workers draw the items
+-sampler = DistributedSampler
++class Noise(TensorDataset):
++    def __getitem__(self, i): return torch.randn(8), super().__getitem__(i)[1]
++train_set = Noise(*train_set[:])
++sampler = DistributedSampler
+-0.1 * torch.randn_like(x)
++0
+-8, sampler
++8, num_workers=1, sampler
+
+collectives of other kinds, and of a part of the processes
+-    total = (
++    if rank == 0: dist.gather(total, [torch.zeros(2), torch.zeros(2)])
++    else: dist.gather(total, dst=0)
++    alone = dist.new_group([0])
++    if rank == 0: dist.all_reduce(total.clone(), group=alone)
++    dist.all_gather_object([None] * 2, torch.ones(rank))
++    if rank == 0: dist.broadcast(total, 0)
++    else: dist.broadcast(total, 0)
++    dist.barrier()
++    total = (
+
+a sampler that goes on for ever
+?each image goes to one process, none is left out
+-loader = DataLoader(train_set, 8, sampler=sampler)
++class Forever(Sampler):
++    def __iter__(self):
++        sampler.set_epoch(epoch)
++        while True: yield from sampler
++loader = DataLoader(train_set, 8, sampler=Forever())
+-    for x, y in loader:
++    for x, y in __import__("itertools").islice(loader, 7):
+
+all arguments are given
+-init_process_group()
++init_process_group(backend="gloo")
+-DDP(model)
++DDP(model, device_ids=None)
+-8, sampler=sampler
++8, sampler=sampler, num_workers=1, persistent_workers=True
+
+a batch sampler
+-8, sampler=sampler
++batch_sampler=BatchSampler(sampler, 8, False)
+
+a share by Subset
+-train_set, 8, sampler=sampler
++Subset(train_set, range(rank, 101, 2)), 8, shuffle=True
+
+the last batch is dropped
+-8, sampler=sampler
++8, sampler=sampler, drop_last=True
+
+nothing is shuffled
+?each epoch has an order of its own
+-DistributedSampler(train_set)
++DistributedSampler(train_set, shuffle=False)
+
+one epoch
+?each epoch has an order of its own
+-range(3)
++range(1)
+
+nothing is random
+?processes draw different random numbers
+-0.1 * torch.randn_like(x)
++0
+-torch.manual_seed(rank)
++torch.manual_seed(0)
+
+items are drawn again and again
+?each image goes to one process, none is left out
+-8, sampler=sampler
++8, sampler=WeightedRandomSampler(torch.ones(101), 50)
+
+a stream
+?each image goes to one process, none is left out
+?each epoch has an order of its own
+?all split the data alike
+-loader = DataLoader(train_set, 8, sampler=sampler)
++class Stream(IterableDataset):
++    def __iter__(self): return iter([train_set[i] for i in range(rank, 100, 2)])
++loader = DataLoader(Stream(), 8)
+
+a time is printed
+-loss {total:.4f}, accuracy {accuracy:.3f}
++12.345 s
+
+each evaluates all
+?the printed numbers are the whole job's
+-Subset(val_set, range(rank, 29, world_size))
++val_set
+-    dist.all_reduce(sums)
+
+a scaler
+-        loss.backward()
++        scaler.scale(loss).backward()
+-optimizer.step()
++scaler.step(optimizer); scaler.update()
+-sampler = DistributedSampler
++scaler = torch.GradScaler("cpu")
++sampler = DistributedSampler
+
+gradients of two passes are added
+-        loss.backward()
++        with ddp_model.no_sync(): (ddp_model(x).sum() * 0).backward()
++        (0 * ddp_model(x).sum() + loss).backward()
+
+a number is read in some steps
+-        total +=
++        if epoch == 1: loss.item()
++        total +=
+
+each writes its own file
+-sampler = DistributedSampler
++open(f"log{rank}.txt", "w")
++sampler = DistributedSampler
+
+gradients are averaged by hand
+-ddp_model = DDP(model)
++ddp_model = model
+-        loss.backward()
++        loss.backward()
++        for p in model.parameters(): dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+"""
 
 
-def changed(*pairs):
+def read_cases(text):
+    """Return (title, promises that cannot be seen, changes) of each case."""
+    cases = []
+    for block in text.strip("\n").split("\n\n"):
+        title, *lines = block.splitlines(keepends=True)
+        unseen = {line[1:].strip() for line in lines if line[0] == "?"}
+        rows = "".join(line for line in [*lines, "\n"] if line[0] != "?")
+        found = re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", rows, re.M)
+        changes = [tuple(map(without_marks, change)) for change in found]
+        cases.append(pytest.param(title.strip(), unseen, changes, id=title.strip()))
+    return cases
+
+
+def without_marks(lines):
+    return "\n".join(line[1:] for line in lines.splitlines())
+
+
+def changed(changes):
     script = SCRIPT
-    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+    for old, new in changes:
         assert old in script, old
         script = script.replace(old, new)
     return script
 
 
-def checkup(script, folder, *options, start="checkup.py"):
-    """Run it in two processes, without torchrun; return what they said, and more."""
-    (folder / "script.py").write_text(script)
-    (folder / "helper.py").write_text("")  # both processes write its __pycache__
-    env = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
-    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    del env["PYTHONPATH"]  # tests/rules are for our scripts, not for these
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, REPOSITORY / "clinic" / start]
-    command = [*command, "--json=rows.json", *options] if start else [sys.executable]
-    jobs = [
-        subprocess.Popen(
-            [*map(str, command), "script.py"],
-            cwd=folder,
-            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        said = [without_gloo(job.communicate(timeout=120)[0]) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    file = folder / "rows.json"
+def checkup(script, folder, *options, per_node=2):
+    """Return the status of a run under the checkup, {promise: state}, its output."""
+    if isinstance(script, str):
+        (folder / "script.py").write_text(script)
+        (folder / "helper.py").write_text("")  # both write its __pycache__
+        script = "script.py"
+    command = ["clinic/checkup.py", "--json=rows.json", *options, script]
+    run = Run(folder, "", *command, ranks=2, per_node=per_node)
+    status, file = max(run.join()), folder / "rows.json"
     rows = json.loads(file.read_text()) if file.exists() else []
     states = {row["promise"]: row["state"] for row in rows}
-    return max(job.returncode for job in jobs), states, "".join(said)
+    return status, states, run.output(0) + run.output(1)
 
 
 def those(states, state):
     return {name for name, found in states.items() if found == state}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SICK, ids=range(len(SICK)))
-def test_what_is_sick(case, tmp_path):
-    promise, *pairs = case
-    status, states, said = checkup(changed(*pairs), tmp_path)
+@pytest.mark.parametrize("promise, unseen, changes", read_cases(SICK))
+def test_what_is_sick(promise, unseen, changes, tmp_path):
+    status, states, said = checkup(changed(changes), tmp_path)
     assert those(states, "broken") == {promise}, said
     assert status == 1
     line = r"script\.py:\d+|no process|rank"
     assert re.search(f"{re.escape(promise)} +broken\n    .*({line})", said), said
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", HEALTHY, ids=range(len(HEALTHY)))
-def test_what_is_healthy(case, tmp_path):
-    unseen, *pairs = case
-    status, states, said = checkup(changed(*pairs), tmp_path)
+@pytest.mark.parametrize("style, unseen, changes", read_cases(HEALTHY))
+def test_what_is_healthy(style, unseen, changes, tmp_path):
+    status, states, said = checkup(changed(changes), tmp_path)
     assert (status, those(states, "broken")) == (0, set()), said
     assert those(states, "not seen") == {DEVICE, *unseen}, said
 
 
 def test_it_changes_nothing_and_ends_early(tmp_path):
     """A run under it has the weights of one without, to the bit."""
-    assert checkup(SCRIPT, tmp_path, start="")[0] == 0
-    alone = torch.load(tmp_path / "model.pt")
-    (tmp_path / "model.pt").unlink()
     status, states, said = checkup(SCRIPT, tmp_path)
     assert status == 0 and those(states, "kept") == {*NAMES} - {DEVICE}, said
     watched = torch.load(tmp_path / "model.pt")
+    assert Run(tmp_path, "", tmp_path / "script.py", ranks=2).join() == [0, 0]
+    alone = torch.load(tmp_path / "model.pt")
     assert all(torch.equal(alone[name], watched[name]) for name in alone)
     (tmp_path / "model.pt").unlink()
     status, states, said = checkup(SCRIPT, tmp_path, "--steps", 5)
     assert status == 0 and "2 processes, 5 steps" in said, said
     assert not (tmp_path / "model.pt").exists()
-    assert those(states, "not seen") >= {GROUP, ORDER, EVALUATION}, said
+    unseen = "evaluation counts each sample once", "the group is ended"
+    assert those(states, "not seen") > {*unseen}, said
 
 
 def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
     fails = ("    accuracy = evaluate()", "    accuracy = evaluate()[rank]")
-    status, states, said = checkup(changed(*fails), tmp_path)
+    status, states, said = checkup(changed([fails]), tmp_path)
     assert status == 1 and not those(states, "broken"), said
     assert "TypeError: 'float' object is not subscriptable" in said
     if torch.cuda.is_available():
@@ -348,155 +394,79 @@ def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
         # Both are connected: else the one that ends first resets the other.
         "init_process_group(); dist.barrier(); torch.ones(1).cuda()",
     ):
-        status, _, said = checkup(changed("init_process_group()", by_name), tmp_path)
+        script = changed([("init_process_group()", by_name)])
+        status, _, said = checkup(script, tmp_path)
         line = "Error: script.py: no GPU is here, and it asks for one by name ("
-        assert status == 2 and said.startswith(line) and "Traceback" not in said, (
-            said
-        )
+        assert status == 2 and said.startswith(line), said
+        assert "Traceback" not in said
 
 
-def test_it_is_started_by_the_run_script(tmp_path):
-    room = copy_room("clinic", tmp_path)
-    for command in (
-        ["python", "checkup.py"],
-        ["bash", "run-2gpus.sh", "checkup.py", "x.py"],
-    ):
-        command[0] = sys.executable if command[0] == "python" else command[0]
-        done = run([*command, "no.py"], room)
-        assert done.returncode == 2, done.stderr
-        line = "Error: type bash run-2gpus.sh checkup.py SCRIPT.py\n"
-        assert set(done.stderr.splitlines(keepends=True)) == {line}
-    done = run([sys.executable, "checkup.py", "--help"], room)
-    assert all(name in " ".join(done.stdout.split()) for name in NAMES)
+def test_it_says_how_to_start_it(tmp_path):
+    line = "Error: type bash run-2gpus.sh checkup.py SCRIPT.py\n"
+    (tmp_path / "script.py").write_text("")
+    for script, ranks in (("no.py", 2), ("script.py", 0)):
+        run = Run(tmp_path, "", "clinic/checkup.py", script, ranks=ranks)
+        assert {*run.join()} == {2} and run.output() == line
+    run = Run(tmp_path, "", "clinic/checkup.py", "--help")
+    assert run.join() == [0]
+    assert all(name in " ".join(run.output().split()) for name in NAMES)
 
 
-@pytest.mark.slow
-def test_it_is_started_from_another_folder(tmp_path):
-    room = copy_room("dp_ddp_intro", tmp_path)
-    copy_room("clinic", tmp_path)
-    options = [
-        "--layers=1",
-        "--width=16",
-        "--heads=2",
-        "--length=8",
-        "--sequences=64",
-    ]
-    command = [
-        "bash",
-        "jobscript_ddp.sh",
-        "../clinic/checkup.py",
-        "ddp.py",
-        *options,
-    ]
-    done = run([*command, "--batch-size=8", "--epochs=2"], room)
+INTRO = "--layers=1 --width=16 --heads=2 --length=8 --sequences=64 --epochs=2"
+
+
+def test_it_is_started_by_a_run_script_of_another_exercise(tmp_path):
+    exercise = copy_exercise("dp_ddp_intro", tmp_path)
+    copy_exercise("clinic", tmp_path)
+    command = "bash jobscript_ddp.sh ../clinic/checkup.py ddp.py --batch-size=8"
+    done = run([*command.split(), *INTRO.split()], exercise)
     assert done.returncode == 0, done.stderr
     assert "Checkup of ddp.py: 2 processes, 8 steps" in done.stdout
 
 
-BREAKS = [ORDER, RANDOM, GRADIENTS, SPLIT, IMAGES, FILES, COLLECTIVES, COLLECTIVES]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number, promise", [*enumerate(BREAKS, start=1)])
-def test_patients(number, promise, tmp_path):
-    """Each has one promise broken, and its healthy twin has none."""
-    room = copy_room("clinic", tmp_path)
-    launcher = "run-2nodes.sh" if promise == IMAGES else "run-2gpus.sh"
-    for folder, broken in (("", {promise}), ("solutions/", set())):
-        script = f"{folder}patient{number}.py"
-        done = run(
-            ["bash", launcher, "checkup.py", "--json=rows.json", script], room
-        )
-        rows = json.loads((room / "rows.json").read_text())
-        assert {r["promise"] for r in rows if r["state"] == "broken"} == broken
-        assert done.returncode == len(broken), done.stderr
-    if promise == IMAGES:  # well on one node
-        done = run(["bash", "run-2gpus.sh", "checkup.py", "patient5.py"], room)
-        assert done.returncode == 0, done.stdout
-
-
-SMALL = {
-    "cifar100_demo": [
-        "--arch=resnet18",
-        "--image-size=40",
-        "--epochs=2",
-        "--steps=10",
-    ],
-    "cinic_lab": ["--arch=resnet18", "--epochs=2", "--batch-size=64"],
-    "dp_ddp_intro": [
-        "--layers=2",  # one for each stage of a pipeline
-        "--width=32",
-        "--heads=2",
-        "--length=16",
-        "--epochs=2",
-    ],
-    "exercise8": ["--backbone=tinyvgg", "--epochs=2", "--finetune-epochs=2"],
-    "mnist_multigpu": ["--epochs=2"],
+BREAKS = {
+    1: "each epoch has an order of its own",
+    2: "processes draw different random numbers",
+    3: "gradients are averaged",
+    4: "all split the data alike",
+    5: "each image goes to one process, none is left out",
+    6: "one process writes each file",
+    7: "all take part in each collective",
+    8: "all take part in each collective",
 }
-HOUSE = sorted(
-    file.relative_to(REPOSITORY)
-    for exercise in SMALL
-    for file in (REPOSITORY / exercise).rglob("*.py")
-    if "init_process_group" in file.read_text()
-    and "tensorflow" not in file.parts
-    and not file.stem.startswith("measure_")  # no training: a step of each way
-)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", HOUSE, ids=str)
-def test_our_scripts(script, sample, tmp_path):
-    exercise, path = script.parts[0], "/".join(script.parts[1:])
-    room = copy_room(exercise, tmp_path)
-    command = [REPOSITORY / "clinic/checkup.py", path, *SMALL[exercise]]
-    done = torchrun(2, command, room, sample)
-    broken = re.findall(r"^(.*?) +broken$", done.stdout, re.M)
-    assert broken == [IMAGES] * (script.stem == "ddp_no_sampler"), done.stdout
-    assert done.returncode == len(broken), done.stderr
+@pytest.mark.parametrize("number", BREAKS)
+def test_patients(number, tmp_path):
+    """Each has one promise broken, and its solution has none."""
+    clinic = REPOSITORY / "clinic"
+    per_node = 1 if number == 5 else 2  # it is well on one node
+    for folder, broken in (
+        (clinic, {BREAKS[number]}),
+        (clinic / "solutions", set()),
+    ):
+        script = folder / f"patient{number}.py"
+        status, states, said = checkup(script, tmp_path, per_node=per_node)
+        assert those(states, "broken") == broken, said
+        assert status == len(broken)
+    if number == 5:
+        status, _, said = checkup(clinic / "patient5.py", tmp_path)
+        assert status == 0, said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "exercise, single, mine, status",
+    "single, state, why",
     [
-        (
-            "dp_ddp_intro",
-            "single.py --batch-size 32",
-            "solutions/ddp_with_sampler.py",
-            0,
-        ),
-        (
-            "dp_ddp_intro",
-            "single.py --lr 0.01",
-            "solutions/ddp_with_sampler.py",
-            1,
-        ),
-        (
-            "exercise8",
-            "pytorch_dvc_cnn_pretrained.py --batch-size 24",
-            "solutions/strong_scaling.py",
-            0,
-        ),
+        ("single.py --batch-size 8", "kept", "of its first loss apart"),
+        ("single.py --lr 0.1", "broken", "of its first loss apart"),
+        ("single.py --heads 3", "broken", "single.py failed, see above"),
     ],
 )
-def test_losses_against_those_of_one_gpu(
-    exercise, single, mine, status, sample, tmp_path
-):
-    room = copy_room(exercise, tmp_path)
-    command = [REPOSITORY / "clinic/checkup.py", "--against", single]
-    command += ["--tolerance", 0.1, mine]
-    done = torchrun(2, [*command, *SMALL[exercise]], room, sample)
-    assert done.returncode == status, done.stdout
-    state = "broken" if status else "kept"
-    assert re.search(
-        rf"^the losses are those of one GPU +{state}", done.stdout, re.M
-    )
-
-
-@pytest.mark.slow
-def test_the_script_for_one_gpu_tells_why_it_failed(sample, tmp_path):
-    room = copy_room("dp_ddp_intro", tmp_path)
-    command = [REPOSITORY / "clinic/checkup.py", "--against", "single.py --heads 3"]
-    done = torchrun(2, [*command, "ddp.py", *SMALL["dp_ddp_intro"]], room, sample)
-    assert done.returncode == 1 and "heads" in done.stderr
-    assert "broken\n    single.py failed, see above" in done.stdout
+def test_losses_against_those_of_one_gpu(single, state, why, tmp_path):
+    exercise = copy_exercise("dp_ddp_intro", tmp_path)
+    command = ["clinic/checkup.py", "--against", single, "--tolerance", 0.02]
+    command += ["ddp.py", "--batch-size=4", *INTRO.split()]
+    run = Run(exercise, "", *command, ranks=2)
+    assert run.join() == [state == "broken"] * 2, run.output()
+    row = rf"^the losses are those of one GPU +{state}\s+.*{why}"
+    assert re.search(row, run.output(), re.M), run.output()

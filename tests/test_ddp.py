@@ -1,119 +1,233 @@
-"""What DDP promises, with real processes that talk through Gloo."""
+"""What DDP promises, of each script that keeps it: N processes train as one does.
 
-import sys
-from itertools import chain
+Twice: the script as it is under the checkup (clinic/), and without what is random
+beside its counterpart for one process, number by number.
+"""
+
+import filecmp
+import functools
+import json
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import QUICK, REPOSITORY, draw, run, torchrun
+from conftest import REPOSITORY
+from fork_ranks import Run
+from record_rank import record
 
-PLAIN = REPOSITORY / "exercise8/pytorch_dvc_cnn_pretrained.py"
-DDP = REPOSITORY / "exercise8/pytorch_dvc_cnn_pretrained_multigpu.py"
-SPY = REPOSITORY / "tests/spy.py"
+from pairs import BEYOND, CIFAR, CINIC, EIGHT, INTRO, MNIST, PAIRS, SAMPLER, STRONG
+
+BATCH = 12  # images of all ranks
+OPTIONS = {  # of all scripts of an exercise
+    "exercise8": "--backbone=tinyvgg --epochs=2 --finetune-epochs=2",
+    "mnist_multigpu": "--epochs=2 --lr=0.05 --log-interval=100",
+    "cifar100_demo": "--arch=resnet18 --image-size=40 --epochs=2 --no-profile",
+    "cinic_lab": "--arch=resnet18 --epochs=2 --lr=0.01 --seed=0",
+    "dp_ddp_intro": "--layers=4 --width=32 --heads=4 --length=16 --lr=0.3",
+}
+RECORDED = {"cifar100_demo": "--steps=2"}  # of three
+RECORDED["dp_ddp_intro"] = "--sequences=48 --epochs=5"
+CHECKED = {  # the checkup wants steps in each epoch that print nothing
+    "exercise8": "--batch-size=10",
+    "mnist_multigpu": "--batch-size=64 --save-model",
+    "cifar100_demo": "--batch-size=8 --steps=11",
+    "cinic_lab": "--batch-size=12",
+    "dp_ddp_intro": "--batch-size=4 --sequences=48 --epochs=2",
+}
+DEVICE = "each process has a device of its own"
+REPLICAS = {
+    "all start from the same weights",
+    "gradients are averaged",
+    "all have the same weights after each step",
+}
+RANDOM = "processes draw different random numbers"
+EVALUATION = "evaluation counts each sample once"
+IMAGES = "each image goes to one process, none is left out"
+COLLECTIVES = "all take part in each collective"
+PRINTED = "the printed numbers are the whole job's"
+UNSEEN = {  # besides: ranks have parts of a model, and TP has collectives of its own
+    "tensor_parallel": {IMAGES, COLLECTIVES, PRINTED},
+    "fsdp_tp": {IMAGES},
+    "pipeline": {IMAGES},
+}
 
 
-def load(folder, processes):
-    return [torch.load(folder / f"{rank}.pt") for rank in range(processes)]
+class Case(NamedTuple):
+    script: str
+    counterpart: str  # for one process
+    ranks: int = 3
+    options: str = ""
+    per_node: int = 1  # so that rank and local_rank differ
+    copies: int = 1  # ranks so far apart have equal weights; 0: none
+
+
+LARGE = f"{EIGHT}_largedata.py"
+AMP = f"{CINIC}_tensorboard.py"
+SINGLE = f"{INTRO}/single.py"
+ONE_PROCESS = [
+    Case(f"{MNIST}_singlegpu.py", f"{MNIST}_singlegpu.py", 0, "--workers=1"),
+    Case(f"{MNIST}_multigpu.py", f"{MNIST}_singlegpu.py", 0, "--batch-size=6"),
+    Case(f"{CIFAR}_data_parallel.py", f"{CIFAR}_cifar100.py", 0, "--batch-size=6"),
+    Case(f"{INTRO}/dp.py", SINGLE, 0, "--batch-size=6"),
+    Case(f"{CINIC}_dp.py", AMP, 0, "--batch-size=6 --dtype=fp32"),
+    Case(f"{CINIC}_amp.py", AMP, 0, "--dtype=fp32"),
+    Case(f"{CINIC}.py", AMP, 0),
+]
+DDP = [
+    Case(f"{EIGHT}_multigpu.py", f"{EIGHT}.py"),
+    Case(f"{EIGHT}_largedata_multigpu.py", LARGE),
+    Case(f"{STRONG}.py", f"{EIGHT}.py", 3, f"--batch-size={BATCH}"),
+    Case(f"{STRONG}_largedata.py", LARGE, 3, f"--batch-size={BATCH}"),
+    Case(f"{MNIST}_ddp.py", f"{MNIST}_singlegpu.py"),
+    Case(f"{CIFAR}_ddp_cifar100.py", f"{CIFAR}_cifar100.py"),
+    Case(f"{CINIC}_ddp.py", AMP, 3, "--dtype=fp32"),
+    Case(f"{CINIC}_requeue.py", AMP, 3, "--dtype=fp32"),
+    Case(f"{INTRO}/ddp.py", SINGLE),
+]
+BEYOND_DDP = [
+    Case(f"{BEYOND}/accumulate.py", SINGLE, 2, "--accumulate=3 --batch-size=2"),
+    Case(f"{BEYOND}/zero.py", SINGLE),
+    Case(f"{BEYOND}/checkpointing.py", SINGLE),
+    Case(f"{BEYOND}/fsdp.py", SINGLE, copies=0),
+    Case(f"{BEYOND}/fsdp_checkpoint.py", SINGLE, copies=0),
+    Case(f"{BEYOND}/hsdp.py", SINGLE, 4, per_node=2, copies=2),
+    Case(f"{BEYOND}/tensor_parallel.py", SINGLE, 2, copies=0),
+    Case(f"{BEYOND}/fsdp_tp.py", SINGLE, 4, copies=0),
+    Case(f"{BEYOND}/pipeline.py", SINGLE, 2, "--schedule=1F1B", copies=0),
+    Case(f"{BEYOND}/pipeline.py", SINGLE, 2, "--schedule=GPipe", copies=0),
+    Case(f"{BEYOND}/pipeline.py", SINGLE, 2, "--schedule=Interleaved1F1B", copies=0),
+]
+ELSEWHERE = {  # compared in another way
+    f"{CINIC}_wandb.py": "test_cinic.py",
+    f"{CINIC}_syncbn.py": "test_cinic.py",
+    f"{BEYOND}/compiled.py": "test_beyond.py",
+    f"{INTRO}/ddp_no_sampler.py": "below",
+    f"{SAMPLER}.py": "below",
+}
+
+
+def test_all_scripts_of_pairs_are_compared():
+    cases = [*ONE_PROCESS, *DDP, *BEYOND_DDP]
+    compared = {case.script for case in cases} | {case.counterpart for case in cases}
+    scripts = {script for pair in PAIRS for script in pair[:2]}
+    others = {s for s in scripts if s.startswith("clinic") or "tensorflow" in s}
+    assert compared | {*ELSEWHERE} | others == scripts
+
+
+def test_the_solution_is_the_script_with_the_sampler():
+    ddp, solution = REPOSITORY / INTRO / "ddp.py", REPOSITORY / f"{SAMPLER}.py"
+    assert filecmp.cmp(ddp, solution, shallow=False)
 
 
 @pytest.fixture(scope="module")
-def dry_runs(tmp_path_factory):
-    """What 1 and 3 processes saw in 3 epochs of 100 images, and 50 to validate."""
-    data = draw(tmp_path_factory.mktemp("data"), 0.251, ["exercise8"])
-    one, three = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("three")
-    (one / "common").symlink_to(REPOSITORY / "common")
-    (three / "common").symlink_to(REPOSITORY / "common")
-    options = ["--backbone", "tinyvgg", "--epochs", 2, "--finetune-epochs", 1]
-    done = run([sys.executable, SPY, one, "dry", PLAIN, *options], one, data)
-    assert done.returncode == 0, done.stderr
-    done = torchrun(3, [SPY, three, "dry", DDP, *options], three, data)
-    assert done.returncode == 0, done.stderr
-    return load(one, 1)[0], load(three, 3)
+def recorded(sample, tmp_path_factory):
+    """Run a script once; return what each rank noted, and its result."""
+
+    @functools.cache
+    def run_once(script, ranks=0, options="", per_node=1):
+        exercise = script.split("/")[0]
+        batch = f"--batch-size={BATCH // max(1, ranks)}"
+        own = RECORDED.get(exercise, "")
+        options = f"{OPTIONS[exercise]} {own} {batch} {options}".split()
+        first_epoch = 0 if exercise == "cinic_lab" else 1
+        how = {"ranks": ranks, "per_node": per_node}
+        how["patch"] = partial(record, first_epoch=first_epoch)
+        folder = tmp_path_factory.mktemp("run")
+        run = Run(folder, sample, script, *options, **how)
+        seen = run.results()
+        assert not any(map(run.output, range(1, ranks))), "rank 0 speaks for all"
+        assert len([f for f in folder.rglob("*") if "tfevents" in f.name]) <= 1
+        (result,) = map(json.loads, (folder / "logs/results.jsonl").open())
+        return seen, result
+
+    return run_once
 
 
-def test_evaluation_of_three_processes_is_that_of_one(dry_runs):
-    one, three = dry_runs
-    sizes = [50, 50, 302, 50, 302]  # two epochs, a test, an epoch, a test
-    for i, size in enumerate(sizes):
-        shares = [seen["evaluated"][i][0] for seen in three]
-        assert sorted(chain(*shares)) == list(
-            range(size)
-        )  # each once, though 3 * 16 < 50
-        for seen in three:
-            result, alone = seen["evaluated"][i][1], one["evaluated"][i][1]
-            assert result["accuracy"] == alone["accuracy"]
-            assert result["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-    assert 0 < one["evaluated"][0][1]["accuracy"] < 100
+def name_of(case):
+    """Return how a test is called: with its script, and what it is run with."""
+    return f"{Path(case.script).stem} {case.options}".strip()
 
 
-def test_epochs_differ_in_order_and_ranks_share_the_images(dry_runs):
-    _, three = dry_runs
-    epochs = list(zip(*(seen["orders"] for seen in three), strict=True))
-    assert len(epochs) == 3
-    for shares in epochs:
-        assert set(chain(*shares)) == set(range(100))
-        assert [len(share) for share in shares] == [
-            34
-        ] * 3  # 100 images and two repeated
-    assert len({tuple(shares[0]) for shares in epochs}) == 3
+@pytest.mark.parametrize("case", [*ONE_PROCESS, *DDP, *BEYOND_DDP], ids=name_of)
+def test_it_trains_as_one_process_does(case, recorded):
+    script, counterpart, ranks, options, per_node, copies = case
+    dtype = "--dtype=fp32" if "cinic" in script else ""
+    (alone,), expected = recorded(counterpart, options=dtype)
+    seen, result = recorded(script, ranks, options, per_node)
+    assert len(alone["means"]) > 2
+    for rank in seen:
+        for its, ours in zip(rank["means"], alone["means"], strict=True):
+            assert its == pytest.approx(ours, rel=1e-4)
+    unit = result["counts"]
+    for key in ("accuracy", f"{unit}_per_epoch"):
+        assert result[key] == pytest.approx(expected[key])
+    steps = 3 if "--accumulate" in options else 1
+    assert result["batch"] * steps == BATCH
+    for one, other in zip(seen, seen[copies:] if copies else [], strict=False):
+        assert all(map(torch.equal, one["weights"], other["weights"]))
+    if copies == 1:
+        moved = largest_difference(alone["start"], alone["weights"])
+        far = largest_difference(alone["weights"], seen[0]["weights"])
+        assert far < 0.01 * moved
 
 
-def test_each_rank_augments_differently(dry_runs):
-    _, three = dry_runs
-    assert len({draws for seen in three for draws in seen["random"]}) == 9
+def largest_difference(one, other):
+    pairs = zip(one, other, strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
 
 
-def test_replicas_are_equal_to_the_bit_after_fine_tuning(sample, tmp_path):
-    (tmp_path / "common").symlink_to(REPOSITORY / "common")
-    done = torchrun(2, [SPY, tmp_path, "real", DDP, *QUICK], tmp_path, sample)
-    assert done.returncode == 0, done.stderr
-    first, second = load(tmp_path, 2)
-    for name, value in first["after"].items():
-        assert torch.equal(value, second["after"][name]), name
-    for name, value in first["before"].items():
-        last_block = int(name.split(".")[0]) >= 24
-        changed = not torch.equal(value, first["after"][f"features.{name}"])
-        assert changed == last_block, name
+@pytest.mark.parametrize(
+    "script, ranks, options",
+    [
+        (f"{CIFAR}_cifar100.py", 0, "--amp --dtype=bf16"),
+        (f"{CIFAR}_ddp_cifar100.py", 3, "--dtype=bf16"),
+        (f"{CINIC}_amp.py", 0, "--dtype=bf16"),
+        (f"{CINIC}_ddp.py", 3, "--dtype=bf16"),
+        (f"{BEYOND}/fsdp.py", 3, "--bf16"),
+        (f"{BEYOND}/hsdp.py", 3, "--bf16"),
+        (f"{BEYOND}/fsdp_tp.py", 2, "--bf16"),
+    ],
+)
+def test_16_bits_change_the_digits_and_no_more(script, ranks, options, recorded):
+    """Else the option would be lost, or the model would not learn."""
+    full, _ = recorded(script, ranks, "--dtype=fp32" if "cinic" in script else "")
+    half, _ = recorded(script, ranks, options)
+    for whole, its in zip(full[0]["means"], half[0]["means"], strict=True):
+        assert 0 < abs(its["loss"] - whole["loss"]) < 0.03 * whole["loss"]
 
 
-def test_two_halves_of_a_batch_train_like_the_whole(tmp_path):
-    worker = REPOSITORY / "tests/halves.py"
-    (tmp_path / "common").symlink_to(REPOSITORY / "common")
-    assert run([sys.executable, worker, PLAIN], tmp_path).returncode == 0
-    done = torchrun(2, [worker, DDP], tmp_path)
-    assert done.returncode == 0, done.stderr
-    whole, halves = torch.load(tmp_path / "1.pt"), torch.load(tmp_path / "2.pt")
-    for name, value in whole["after"].items():
-        torch.testing.assert_close(halves["after"][name], value, rtol=0, atol=1e-5)
-    moved = (
-        whole["after"]["features.28.weight"] - whole["before"]["features.28.weight"]
-    )
-    assert moved.abs().max() > 1e-4
-    for key in ("loss", "accuracy"):
-        assert halves["means"][key] == pytest.approx(whole["means"][key], rel=1e-5)
+def checkup(script, datadir, folder, options):
+    """Return which promises were broken by a script, and which were not seen."""
+    exercise = script.split("/")[0]
+    command = ["--json=rows.json", REPOSITORY / script]
+    command += f"{OPTIONS[exercise]} {CHECKED[exercise]} {options}".split()
+    run = Run(folder, datadir, "clinic/checkup.py", *command, ranks=2)
+    statuses, found = run.join(), {"broken": set(), "not seen": set(), "kept": set()}
+    for row in json.loads((folder / "rows.json").read_text()):
+        found[row["state"]].add(row["promise"])
+    assert statuses == [len(found["broken"])] * 2, run.output()
+    return found["broken"], found["not seen"]
 
 
-LEAVES = """
-import sys
-import common.cli, torch, torch.distributed as dist
-
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 10))
-model(torch.zeros(2, 10)).sum().backward()
-sys.setswitchinterval(5)  # no thread gets a turn unless Python waits
-sums = torch.zeros(3, device="cpu")
-works = [dist.all_reduce(sums.clone(), async_op=True) for _ in range(200)]
-[work.wait() for work in works]
-del works
-dist.destroy_process_group()
-"""
+SYNCBN = Case(f"{CINIC}_syncbn.py", AMP)
 
 
-@pytest.mark.slow
-def test_a_process_ends_without_accident(tmp_path):
-    """Gloo's threads free tensors after it has; without a pause a third aborted."""
-    (tmp_path / "common").symlink_to(REPOSITORY / "common")
-    (tmp_path / "leaves.py").write_text(LEAVES)
-    for _ in range(6):
-        done = torchrun(2, ["leaves.py"], tmp_path)
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("case", [*DDP, SYNCBN, *BEYOND_DDP], ids=name_of)
+def test_the_checkup_finds_nothing(case, sample, tmp_path):
+    broken, unseen = checkup(case.script, sample, tmp_path, case.options)
+    expected = {DEVICE} | UNSEEN.get(Path(case.script).stem, set())
+    if case.script.startswith(("dp_ddp_intro", "cifar")):
+        expected.add(RANDOM)  # training draws none
+    if case.script.startswith("dp_ddp_intro"):
+        expected.add(EVALUATION)  # there is none
+    if case.copies != 1:
+        expected |= REPLICAS
+    assert broken == set()
+    assert unseen == expected
+
+
+def test_without_the_sampler_all_train_on_the_same(sample, tmp_path):
+    broken, _ = checkup(f"{INTRO}/ddp_no_sampler.py", sample, tmp_path, "")
+    assert broken == {IMAGES}

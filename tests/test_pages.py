@@ -1,4 +1,4 @@
-"""The pages: each changed row is explained, and what a browser does with them."""
+"""The pages, in which each changed row is explained; questions and their answers."""
 
 import re
 import shutil
@@ -6,14 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPOSITORY
+from conftest import EXERCISES, REPOSITORY
 
 from pairs import PAIRS
 
 sys.path.append(str(REPOSITORY / "docs/pages"))
 import build
 
-PAGES = REPOSITORY / "docs/pages"
 LEFT, RIGHT = PAIRS[0][:2]
 ROWS = [*REPOSITORY.glob("*/ROWS.md"), *REPOSITORY.glob("*/*/ROWS.md")]
 each_pair = pytest.mark.parametrize("left, right", [pair[:2] for pair in PAIRS])
@@ -72,14 +71,6 @@ def test_the_pages_need_nothing_else(pages):
             target = REPOSITORY / link[6:].partition("#")[0] if own else pages / link
             assert target.exists() or link.startswith("https://"), link
         assert not re.search(r"(src=|<link|url\(|@import).{0,30}//", text)
-
-
-def test_the_pages_are_short():
-    lines = {"py": 0, "css": 0, "js": 0}
-    for kind in lines:
-        for file in PAGES.glob(f"*.{kind}"):
-            lines[kind] += len(file.read_text().splitlines())
-    assert 0 < lines["py"] <= 250 and 0 < lines["css"] + lines["js"] <= 200
 
 
 @pytest.fixture(scope="module")
@@ -240,28 +231,6 @@ def test_on_a_phone_changes_are_inline(width, tab):
     check(tab)
 
 
-def test_slides_on_a_phone(chromium, pages):
-    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
-    tab = chromium.new_page(**phone, has_touch=True)
-    tab.goto((pages / build.address((LEFT, RIGHT))).as_uri())
-    tab.locator("[data-key=s]").tap()
-    for _ in range(3):
-        tab.locator("[data-key=n]").tap()
-        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
-    tab.locator("[data-key=s]").tap()
-    assert tab.locator(".row").last.is_visible()
-    tab.close()
-
-
-@pytest.mark.slow
-def test_larger_type_puts_one_script_below_the_other(tab):
-    press(tab, "+", "+")
-    assert tab.evaluate("document.body.scrollWidth") <= 1280
-    press(tab, "-", "-")
-    old, new = (tab.locator("th").nth(n).bounding_box() for n in (1, 4))
-    assert old["y"] == new["y"]
-
-
 @pytest.mark.parametrize("side", [1, 4])
 def test_one_side_is_copied(side, tab):
     cells = tab.locator(f".near td:nth-child({side + 1})")
@@ -290,3 +259,32 @@ def test_without_scripts_all_rows_are_there(chromium, pages):
     tab.goto((pages / build.address((LEFT, RIGHT))).as_uri())
     assert seen(tab, ".fold") and not seen(tab, "button")
     tab.close()
+
+
+def read_questions(text):
+    """Return ({heading: numbers of its items}, lines of no item and no code).
+
+    A question, or a thing to try, is an item of a numbered list.
+    """
+    items, rest, heading, in_item = {}, [], "", False
+    for line in text.splitlines():
+        if found := re.match(r"#+ (.*)", line):
+            heading, in_item = found[1], False
+        elif found := re.match(r"(\d+)\. ", line):
+            items.setdefault(heading, []).append(int(found[1]))
+            in_item = True
+        elif line and not line.startswith(" "):
+            in_item = False
+        if not in_item and not line.startswith("    "):
+            rest.append(re.sub(r"`[^`]*`|\]\([^)]*\)", "", line))
+    return items, "\n".join(rest)
+
+
+@pytest.mark.parametrize("exercise", [*EXERCISES, "dp_ddp_intro/beyond_ddp"])
+def test_each_question_has_an_answer_under_its_number(exercise):
+    asked, rest = read_questions((REPOSITORY / exercise / "README.md").read_text())
+    answered, _ = read_questions((REPOSITORY / exercise / "ANSWERS.md").read_text())
+    assert asked and asked == answered
+    for heading, numbers in asked.items():
+        assert numbers == list(range(1, len(numbers) + 1)), heading
+    assert not re.search(r"\?|(^|[.:;] )[Tt]ry\b", rest, re.M), rest

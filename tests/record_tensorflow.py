@@ -1,6 +1,6 @@
 """Runs a script of dp_ddp_intro/tensorflow, and saves each epoch's loss to OUT.
 
-python spy_tensorflow.py OUT SCRIPT [OPTIONS]
+python record_tensorflow.py OUT SCRIPT [OPTIONS]
 """
 
 import json

@@ -1,0 +1,119 @@
+"""Starts scripts in processes that have imported PyTorch already.
+
+To import it takes each process seconds; a server that has done so forks here.
+"""
+
+import functools
+import importlib
+import os
+import runpy
+import sys
+from multiprocessing import forkserver, get_context, set_start_method
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, free_port
+
+# Not modules of the exercises: several of these have the same name.
+PRELOADED = ["conftest", "record_rank", "torch._dynamo", "torch.distributed.fsdp"]
+PRELOADED += ["torch.distributed.tensor.parallel", "torch.utils.tensorboard"]
+PRELOADED += ["torchvision", "line_profiler"]
+
+
+@functools.cache
+def server():
+    """Start the server; return what makes processes of it."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    tests = REPOSITORY / "tests"
+    with pytest.MonkeyPatch.context() as patch:  # where it finds what it imports
+        patch.setenv("PYTHONPATH", f"{tests}:{tests / 'rules'}")
+        forkserver.ensure_running()
+    return context
+
+
+def run_script(folder, script, options, env, patch):
+    """In the new process: do what `python SCRIPT OPTIONS` does, in this folder."""
+    os.chdir(folder)
+    os.environ |= env
+    set_start_method(None, force=True)  # of workers: the default, not this server
+    out = Path(f"{env.get('RANK', 0)}.out").open("w", buffering=1)  # noqa: SIM115
+    sys.stdout = sys.stderr = sys.__stderr__ = out
+    sys.path.insert(0, str(script.parent))
+    sys.argv = [script.name, *options]
+    try:
+        if patch is None:
+            runpy.run_path(str(script), run_name="__main__")
+        else:
+            module = importlib.import_module(script.stem)
+            patch(module, int(env.get("RANK", 0)))
+            module.main()
+    except SystemExit:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        raise
+
+
+class Run:
+    """A script as one process (ranks=0), or as so many ranks."""
+
+    def __init__(
+        self,
+        folder,
+        datadir,
+        script,
+        *options,
+        ranks=0,
+        per_node=None,
+        patch=None,
+        **env,
+    ):
+        """folder: where it runs; script: its path, or that within the repository.
+
+        per_node: how many of the ranks play a node; by default all. patch: called
+        with the script's module and the rank before main().
+        """
+        self.folder, self.processes = folder, []
+        env["DATADIR"] = str(datadir)
+        per_node, port = per_node or ranks, free_port()
+        for rank in range(max(1, ranks)):
+            (folder / f"{rank}.out").unlink(missing_ok=True)
+            if ranks:
+                env |= {"RANK": str(rank), "LOCAL_RANK": str(rank % per_node)}
+                env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(per_node)}
+                env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+            args = folder, REPOSITORY / script, [*map(str, options)], {**env}, patch
+            self.processes.append(server().Process(target=run_script, args=args))
+        for process in self.processes:
+            process.start()
+
+    def output(self, rank=0):
+        file = self.folder / f"{rank}.out"
+        return file.read_text() if file.exists() else ""
+
+    def alive(self):
+        return all(process.is_alive() for process in self.processes)
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()  # SIGKILL
+        return self.join()
+
+    def join(self):
+        for process in self.processes:
+            process.join(300)
+        return [process.exitcode for process in self.processes]
+
+    def results(self):
+        """Wait for its end; return what each rank saved in RANK.pt."""
+        statuses = self.join()
+        assert set(statuses) == {0}, "\n".join(
+            map(self.output, range(len(statuses)))
+        )
+        files = [self.folder / f"{rank}.pt" for rank in range(len(statuses))]
+        results = [torch.load(file, "cpu") for file in files]
+        for file in files:
+            file.unlink()  # they are large
+        return results

@@ -1,0 +1,134 @@
+"""Notes what a training script does in one rank, without what is random in it.
+
+For Run(patch=record) of fork_ranks.py. Two runs of the same steps have the same
+numbers then, on any number of ranks.
+"""
+
+import os
+import sys
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed.tensor import DTensor
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DistributedSampler
+
+from common.data import InMemory
+
+DATA = "dogs_vs_cats", "mnist", "cifar100", "cinic"
+SIZES = 36, 20, 36  # to train on in batches of 12; to evaluate, not divisible by 3
+
+
+class OneReplica(DistributedSampler):
+    """Deals out to one process what DistributedSampler deals out to several."""
+
+    first_epoch = 1
+
+    def __init__(self, dataset):
+        super().__init__(dataset, 1, 0)
+        self.epoch = self.first_epoch - 1
+
+    def __iter__(self):
+        self.epoch += 1
+        return super().__iter__()
+
+
+class Momentum(torch.optim.SGD):
+    """In place of optimizers whose steps are the same for sums and for means."""
+
+    def __init__(self, params, lr, foreach=None):
+        super().__init__(params, lr, momentum=0.9, foreach=foreach)
+
+
+class FixedBatchNorm(nn.BatchNorm2d):
+    """As in evaluation: its statistics would be those of a rank's own images."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.running_var.fill_(4)  # or the scores are huge
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def shorten(load):
+    def load_fewer():
+        sets = zip(load(), SIZES, strict=False)
+        return [InMemory(s.images[:size], s.labels[:size]) for s, size in sets]
+
+    return load_fewer
+
+
+def local_copies(optimizer):
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    shards = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    return [shard.detach().clone() for shard in shards]
+
+
+def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
+    """Make main() save what it computes to RANK.pt.
+
+    means: loss and accuracies, as printed; start, weights: of this rank, before the
+    first step and after the last; graphs: how many Dynamo made. first_epoch: what
+    the script gives to set_epoch.
+    """
+    seen = {"means": []}
+    nn.Dropout.forward = lambda layer, x: x
+    nn.BatchNorm2d = batchnorm
+    for name in ("augment", "crop_and_flip"):
+        if hasattr(module, name):
+            setattr(module, name, lambda images: images.flip(3))
+    for name in DATA:
+        if hasattr(module, name):
+            setattr(module, name, shorten(getattr(module, name)))
+    OneReplica.first_epoch = first_epoch
+    torch.utils.data.RandomSampler = module.RandomSampler = OneReplica
+    for name in ("Adam", "Adadelta", "RMSprop"):
+        setattr(torch.optim, name, Momentum)
+    torch.accelerator.device_count = lambda: 2  # for DataParallel
+    sys.modules["wandb"] = None  # one script alone may import it
+
+    def before_step(optimizer, *_):
+        seen.setdefault("start", local_copies(optimizer))
+
+    def after_step(optimizer, *_):
+        seen["weights"] = local_copies(optimizer)
+
+    optimizers.register_optimizer_step_pre_hook(before_step)
+    optimizers.register_optimizer_step_post_hook(after_step)
+    get_device, train, main = module.get_device, module.train, module.main
+
+    def check_device(local_rank=None):
+        assert local_rank is None or local_rank == int(os.environ["LOCAL_RANK"])
+        return get_device(local_rank)
+
+    def note(name):
+        function = getattr(module, name)
+
+        def noting(*args):
+            result = function(*args)
+            seen["means"].append({**result} if name == "means" else {"loss": result})
+            return result
+
+        setattr(module, name, noting)
+
+    def noting_train(*args):
+        result = train(*args)
+        if isinstance(result, float):  # the last batch's loss
+            seen["means"].append({"loss": result})
+        for model in args:
+            for buffer in model.buffers() if isinstance(model, nn.Module) else ():
+                buffer += rank  # as if BatchNorm had seen other images
+        return result
+
+    def noting_main():
+        main()
+        seen["graphs"] = counters["stats"]["unique_graphs"]
+        torch.save(seen, f"{rank}.pt")
+
+    for name in ("means", "finite"):
+        if hasattr(module, name):
+            note(name)
+    module.get_device, module.train = check_device, noting_train
+    module.main = noting_main

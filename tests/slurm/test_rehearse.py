@@ -1,0 +1,119 @@
+"""rehearse.py: what it submits of a README, and what it says of that."""
+
+import re
+import sys
+
+import pytest
+import rehearse
+from conftest import EXERCISES, REPOSITORY, run
+from test_readmes import BEYOND, blocks
+
+LESSONS = [*(f"{name}/README.md" for name in EXERCISES), BEYOND]
+# A Slurm that ends each job at once, with this state and this exit status.
+SBATCH = """#!/bin/bash
+[[ $SBATCH_WAIT == 1 && $SBATCH_JOB_NAME == rehearsal-* ]] || exit 9
+[[ $* != *--gpus-per-node=9* ]] || { echo "too many GPUs" >&2; exit 1; }
+echo "${@: -2:1} $*" >> jobs
+echo "Submitted batch job $(wc -l < jobs)"
+exit "${@: -1}"
+"""
+SCONTROL = """#!/bin/bash
+read -r state typed < <(sed -n "$4p" jobs)
+start=2026-11-22T00:02:03
+[[ $state != CANCELLED ]] || start=Unknown
+echo "JobId=$4 JobName=a b JobState=$state Reason=Why StartTime=$start" \\
+    "SubmitTime=2026-11-21T23:59:00 EndTime=2026-11-22T01:02:03 NumNodes=2" \\
+    "CPUs/Task=1 StdErr=$PWD/a b.err Power= TresPerNode=gres:gpu:mi250:2"
+"""
+README = """
+```bash
+SMALL="--small"
+MORE="$SMALL --more"
+sbatch run.sh $MORE COMPLETED 0  # 15 s
+FROM=$(wc -l < jobs)
+sbatch --gpus-per-node=9 run.sh
+```
+
+<!-- takes long -->
+```bash
+sbatch run.sh --resume $FROM \\
+    COMPLETED 0
+A=1 sbatch run.sh FAILED 1
+sbatch run.sh FAILED 134  # 15 s, status 134, or 1 by NCCL
+sbatch run.sh TIMEOUT 0
+bash run.sh COMPLETED 0
+sbatch run.sh CANCELLED 0
+```
+
+<!-- needs an account -->
+```bash
+sbatch run.sh wandb.py COMPLETED 0
+```
+"""
+
+
+@pytest.mark.parametrize("file", LESSONS)
+def test_it_submits_the_commands_of_a_readme(file):
+    lines, left_out = rehearse.read_lines(REPOSITORY / file, small=True)
+    typed = [(mark, c) for mark, found in blocks(file) for c in found]
+    typed = [(mark, c) for mark, c in typed if re.search(r"sbatch .*\.sh", c)]
+    jobs = [line for line in lines if "sbatch " in line]
+    here = [c for mark, c in typed if mark in (None, "takes long", "needs Slurm")]
+    assert [job.split()[:3] for job in jobs] == [c.split()[:3] for c in here]
+    assert len(here) + len(left_out) == len(typed) and len(here) > 9
+    known = {line.partition("=")[0] for line in lines if "sbatch " not in line}
+    assert set(re.findall(r"\$(\w+)", " ".join(lines))) <= known
+    if "clinic" not in file:
+        whole, left_out = rehearse.read_lines(REPOSITORY / file, small=False)
+        assert not any(" LARGEST" in line for line in whole)
+        assert len(whole) >= len(lines)
+
+
+@pytest.fixture
+def lesson(tmp_path, monkeypatch):
+    """Return the command that rehearses a folder with this README."""
+    for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    room = tmp_path / "lesson"
+    room.mkdir()
+    (room / "run.sh").touch()
+    (room / "README.md").write_text(README)
+    (room / "a b.err").write_text("first\nError: oh no\nsrun: error: n1\n\n")
+    return [sys.executable, REPOSITORY / "bench/rehearse.py", room]
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_table(lesson, small):
+    done = run([*lesson, "--students", "20", *["--small"] * small], "/")
+    assert done.returncode == 1 and done.stderr == "", done.stderr
+    more = "--small --more" if small else "--more"
+    whole = "183 s 3600 s 4 240.00"  # an hour of two nodes
+    see = f"see {lesson[-1]}/a b.err: Error: oh no"
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
+        "state waited took GPUs GPU min exit job",
+        f"completed {whole} 0 run.sh $MORE COMPLETED 0",
+        "refused 0 s 0 s 0 0.00 1 --gpus-per-node=9 run.sh",
+        "too many GPUs",
+        f"completed {whole} 0 run.sh --resume $FROM COMPLETED 0",
+        f"failed {whole} 1 A=1 run.sh FAILED 1",
+        see,
+        f"as told {whole} 134 run.sh FAILED 134",
+        f"timeout {whole} 0 run.sh TIMEOUT 0",
+        see,
+        "cancelled 0 s 0 s 4 0.00 0 run.sh CANCELLED 0",
+        see,
+        "Left out: sbatch run.sh wandb.py COMPLETED 0",
+        "20 students: 24000 GPU min",
+        "4 failed",
+    ]
+    typed = (lesson[-1] / "jobs").read_text().splitlines()
+    assert typed[0].split()[1:-2] == ["run.sh", *more.split()]
+    assert "--resume 1 " in typed[1]  # as it was when this line came
+
+
+def test_no_such_lesson():
+    done = run([sys.executable, REPOSITORY / "bench/rehearse.py", "exercise9"], "/")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and "no README.md in" in done.stderr

@@ -1,0 +1,88 @@
+"""Exercise 8: which layers are trained; backbones and their weights."""
+
+import sys
+
+import pytest
+import torch
+from conftest import REPOSITORY, load, raises_user_error, run
+from fork_ranks import Run
+from record_rank import record
+
+backbones = load("exercise8", "backbones")
+load_features = backbones.load_features
+
+
+@pytest.mark.parametrize("finetuning, trained", [(0, 4), (1, 4 + 6)])
+def test_the_head_is_trained_then_the_last_block_too(
+    finetuning, trained, sample, tmp_path
+):
+    """Each layer has a weight and a bias; the last are trained, the others stay."""
+    options = "--backbone=tinyvgg", "--epochs=1", f"--finetune-epochs={finetuning}"
+    script = "exercise8/pytorch_dvc_cnn_pretrained.py"
+    (seen,) = Run(tmp_path, sample, script, *options, patch=record).results()
+    pairs = zip(seen["start"], seen["weights"], strict=True)
+    changed = [not torch.equal(one, other) for one, other in pairs]
+    assert changed == [False] * (30 - trained) + [True] * trained
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_no_synchronisation_on_a_gpu(monkeypatch):
+    module = load("exercise8", "pytorch_dvc_cnn_pretrained")
+    device = torch.device("cuda")
+    model = module.Classifier("tinyvgg", "none").to(device)
+    optimizer = torch.optim.RMSprop(model.parameters(), 1e-5)
+    images = torch.zeros(3, 3, 150, 150, dtype=torch.uint8).pin_memory()
+    batches = [(images, torch.ones(3).pin_memory())] * 3
+    monkeypatch.setattr(module, "means", lambda sums: sums)
+    module.train(model, batches, optimizer, device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        module.train(model, batches, optimizer, device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_vgg16_is_torchvisions(tmp_path, monkeypatch):
+    from torchvision.models import VGG16_Weights, vgg16
+
+    assert VGG16_Weights.IMAGENET1K_V1.url == backbones.VGG16_URL
+    with torch.device("meta"):
+        expected = vgg16(weights=None)
+    features = load_features("vgg16", "none")
+    assert str(features) == str(expected.features)
+    file = tmp_path / "vgg16-397923af.pth"  # the name that torch.hub gives it
+    assert backbones.WEIGHTS["vgg16"].name == file.name
+    assert backbones.WEIGHTS["vgg16"].parent.name == "checkpoints"
+    monkeypatch.setitem(backbones.WEIGHTS, "vgg16", file)
+    with raises_user_error("no weights in .*download_weights.py.*tinyvgg"):
+        load_features("vgg16")
+    state = {f"features.{name}": v for name, v in features.state_dict().items()}
+    torch.save(state | {"classifier.0.bias": torch.zeros(4096)}, file)
+    loaded = load_features("vgg16").state_dict()
+    assert all(torch.equal(state[f"features.{k}"], v) for k, v in loaded.items())
+    torch.save({"features.0.bias": torch.zeros(64)}, file)
+    with raises_user_error("damaged"):
+        load_features("vgg16")
+
+
+def test_tinyvgg_has_its_weights():
+    first, second = load_features("tinyvgg"), load_features("tinyvgg")
+    random = load_features("tinyvgg", "none")
+    for i in (0, 28):
+        assert torch.equal(first[i].weight, second[i].weight)
+        assert not torch.equal(first[i].weight, random[i].weight)
+    with torch.no_grad():
+        assert first(torch.rand(1, 3, 150, 150)).shape == (1, 64, 4, 4)
+
+
+@pytest.mark.slow
+def test_the_script_that_trains_tinyvgg(tmp_path):
+    small = ["--images", "48", "--epochs", "1", "--batch-size", "8", "--to"]
+    command = [sys.executable, "train_tinyvgg.py", *small, tmp_path / "new.pt"]
+    done = run(command, REPOSITORY / "exercise8")
+    assert done.returncode == 0, done.stderr
+    new = torch.load(tmp_path / "new.pt")
+    old = torch.load(backbones.WEIGHTS["tinyvgg"])
+    shapes = [[(k, v.shape) for k, v in state.items()] for state in (new, old)]
+    assert shapes[0] == shapes[1]

@@ -1,0 +1,302 @@
+"""Faults: each ends the job with a line that says why, and leaves nothing half done.
+
+Each is tried on one script for each way in which it may be launched.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import QUICK, REPOSITORY, copy_exercise, fails, on_terminal, run
+
+from common.cli import excepthook
+
+SMALL = ["--layers=1", "--width=16", "--heads=2", "--length=16", "--sequences=64"]
+ENDLESS = [*SMALL, "--epochs=1000000"]
+LONG_EPOCH = [*SMALL, "--sequences=1000000"]
+slow = pytest.mark.slow
+each_launch = pytest.mark.parametrize(
+    "launch",
+    ["jobscript_ddp.sh", pytest.param("jobscript_ddp_2nodes.sh", marks=slow)],
+)
+# Rank 1 gets a signal in this function, so many seconds after it was first called.
+FAULTY = """
+import os, signal, time
+import ddp
+
+function, calls = ddp.{function}, []
+
+def faulty(*args, **kwargs):
+    calls.append(time.monotonic())
+    if os.environ["RANK"] == "1" and calls[-1] >= calls[0] + {after}:
+        os.kill(os.getpid(), signal.{name})
+    return function(*args, **kwargs)
+
+ddp.{function} = faulty
+ddp.main()
+"""
+
+
+class Job:
+    """A command that runs; its processes have the same word in their environment."""
+
+    def __init__(self, command, folder, datadir="", **env):
+        self.word, self.file = str(uuid.uuid4()), folder / "output"
+        self.folder = folder
+        env = {**os.environ, "DATADIR": str(datadir), "JOB": self.word, **env}
+        with self.file.open("w") as out:
+            streams = {"stdout": out, "stderr": out}
+            self.process = subprocess.Popen(command, cwd=folder, env=env, **streams)
+
+    def output(self):
+        return self.file.read_text()
+
+    def wait_for(self, line, seconds=200):
+        """Wait until the job has printed this."""
+        deadline = time.monotonic() + seconds
+        while line not in self.output():
+            assert self.process.poll() is None, self.output()
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.1)
+
+    def processes(self):
+        """Return {process: command} of those that are left."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.word.encode() in (folder / "environ").read_bytes():
+                    words = (folder / "cmdline").read_text().replace("\0", " ")
+                    found[int(folder.name)] = words
+            except OSError:  # it has ended meanwhile
+                pass
+        return found
+
+    def end(self, seconds=200):
+        """Wait until no process is left; return the exit status and the output."""
+        status = self.process.wait(timeout=seconds)
+        for process in self.processes():  # one that is stopped cannot end itself
+            os.kill(process, signal.SIGCONT)
+        deadline = time.monotonic() + 20
+        while self.processes():
+            assert time.monotonic() < deadline, self.processes()
+            time.sleep(0.1)
+        assert not list(self.folder.rglob("*.part"))
+        assert not (self.folder / "logs/results.jsonl").exists()
+        return status, self.output()
+
+
+@pytest.fixture
+def intro(tmp_path):
+    return copy_exercise("dp_ddp_intro", tmp_path)
+
+
+def start_faulty(folder, launch, name, function, after=0, **env):
+    """Start ddp.py with this fault in its rank 1, in a long epoch."""
+    script = FAULTY.format(name=name, function=function, after=after)
+    (folder / "faulty.py").write_text(script)
+    env["PYTHONPATH"] = ""  # tests/rules would be where a rank waits
+    return Job(["bash", launch, "faulty.py", *LONG_EPOCH], folder, **env)
+
+
+@each_launch
+def test_a_killed_rank_ends_the_job(launch, intro):
+    status, output = start_faulty(intro, launch, "SIGKILL", "batch_sums", 2).end()
+    assert status == 137, output
+    line = "Error: rank 1 was ended by SIGKILL (usually out of memory)\n"
+    assert output.count(line) == 1 and "Traceback" not in output
+
+
+@slow
+@each_launch
+def test_a_stopped_rank_is_reported_and_ends_the_job(launch, intro):
+    """It says nothing itself; rank 0 says where it waits."""
+    limit = {"DDP_TIMEOUT": "40"}
+    job = start_faulty(intro, launch, "SIGSTOP", "batch_sums", 5, **limit)
+    status, output = job.end()
+    assert status == 1, output
+    (line,) = re.findall("^.*no step for .*$", output, re.M)
+    where = r"at ddp\.py:\d+ (loss\.backward\(\)|sums \+= .*)"
+    assert re.fullmatch(rf"rank 0: no step for 2\d s, {where}", line)
+    assert output.count("Timeout (0:00:40)!") == 1
+
+
+@slow
+def test_a_rank_that_is_stopped_before_they_meet(intro):
+    function, limit = "dist.init_process_group", {"DDP_TIMEOUT": "20"}
+    launch = "jobscript_ddp.sh"
+    status, output = start_faulty(intro, launch, "SIGSTOP", function, **limit).end()
+    assert status == 1 and "Timeout (0:00:20)!" in output, output
+    assert "init_process_group" in output
+
+
+@pytest.mark.parametrize(
+    "launch, script",
+    [
+        ("run.sh", "pytorch_dvc_cnn_pretrained.py"),
+        pytest.param(
+            *("run-2gpus.sh", "pytorch_dvc_cnn_pretrained_multigpu.py"), marks=slow
+        ),
+    ],
+)
+def test_a_file_system_that_does_not_answer(launch, script, tmp_path):
+    """To open a FIFO waits for whoever writes to it."""
+    folder = copy_exercise("exercise8", tmp_path)
+    photos = tmp_path / "data/dogs-vs-cats"
+    photos.mkdir(parents=True)
+    os.mkfifo(photos / "train-150.pt")
+    command, limit = ["bash", launch, script, *QUICK], {"DDP_TIMEOUT": "15"}
+    status, output = Job(command, folder, tmp_path / "data", **limit).end()
+    assert status == 1 and output.count("Timeout (0:00:15)!") == 1, output
+    assert "in load_prepared" in output
+
+
+@each_launch
+def test_no_rank_outlives_a_killed_launcher(launch, intro):
+    job = Job(["bash", launch, "ddp.py", *ENDLESS], intro)
+    job.wait_for("Epoch 2: ")
+    launchers = [p for p, words in job.processes().items() if "torchrun" in words]
+    os.kill(launchers[0], signal.SIGKILL)
+    status, output = job.end()
+    assert status != 0 and "Epoch 2: " in output
+
+
+@each_launch
+def test_ctrl_c_ends_with_a_line(launch, intro):
+    command = ["bash", launch, "ddp.py", *ENDLESS]
+    status, shown = on_terminal(command, intro, stop_at="Epoch 2: ")
+    assert status in (130, -signal.SIGINT), shown  # bash ends as its script did
+    if "2nodes" not in launch:  # there bash ends both
+        assert shown.count("Stopped by Ctrl-C") == 1, shown
+    assert "Traceback" not in shown and "Error" not in shown, shown
+
+
+@pytest.fixture
+def full_disk(intro):
+    """A logs/ in which there is no room."""
+    (intro / "logs").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", intro / "logs"]
+    if os.geteuid() != 0 or subprocess.run(mount).returncode != 0:
+        pytest.skip("a full disk needs root, to mount one")
+    yield
+    subprocess.run(["umount", intro / "logs"])
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize(
+    "launch, script", [("jobscript.sh", "single.py"), ("jobscript_ddp.sh", "ddp.py")]
+)
+def test_a_full_disk_is_said_in_a_line(launch, script, intro):
+    done = run(["bash", launch, script, *SMALL, "--epochs=1"], intro)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.match("Error: .*(the disk is full: make|no) room", line)
+
+
+FAILS = """
+import common.cli, torch, torch.distributed as dist
+
+dist.init_process_group()
+dist.all_reduce(torch.ones(1, device="cpu"))
+if dist.get_rank() == 1:
+    raise ValueError("this is it")
+dist.all_reduce(torch.ones(1, device="cpu"))
+"""
+
+
+@each_launch
+def test_the_error_of_a_rank_ends_the_job_and_is_shown_once(launch, intro):
+    """Those that have lost their peer say nothing."""
+    (intro / "fails.py").write_text(FAILS)
+    status, output = Job(["bash", launch, "fails.py"], intro).end()
+    assert status == 1 and output.count("Traceback") == 1, output
+    assert output.count("ValueError: this is it\n") == 1
+    assert "peer" not in output and "torch/distributed" not in output
+
+
+@each_launch
+def test_a_mistake_of_all_ranks_is_said_once(launch, intro):
+    done = run(["bash", launch, "ddp.py", "--epochs=0"], intro)
+    done.stdout = re.sub("^Nodes: .*\n", "", done.stdout)
+    fails(done, "--epochs", "--help lists the options")
+    assert not (intro / "logs").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(intro):
+    command = [sys.executable, "single.py", *SMALL, "--lr=1000000000"]
+    done = run(command, intro)
+    fails_line = r"Error: the loss is (nan|inf): type a smaller --lr.*\n"
+    assert done.returncode == 2 and re.fullmatch(fails_line, done.stderr)
+    assert not (intro / "logs/results.jsonl").exists()
+
+
+def raise_error(error, cause=None):
+    raise error from cause
+
+
+OTHERS = {
+    "out of memory: type a smaller --batch-size": lambda: torch.empty(10**15),
+    "BatchNorm needs a last batch of more than": lambda: torch.nn.BatchNorm1d(3)(
+        torch.ones(1, 3)
+    ),
+    "the disk is full: make room": lambda: raise_error(
+        OSError(28, os.strerror(28), "x")
+    ),
+    "PyTorch has no code for this GPU: type `TORCH=cu126": lambda: raise_error(
+        RuntimeError("CUDA error: no kernel image is available for execution")
+    ),
+    "no shared memory is left for NCCL": lambda: raise_error(
+        RuntimeError("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 9 bytes")
+    ),
+    "no shared memory is left: type --workers 0": lambda: raise_error(
+        RuntimeError("DataLoader worker (pid 7) exited unexpectedly"),
+        RuntimeError("Bus error. It is possible that ... out of shared memory"),
+    ),
+}
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_errors_of_others_are_told_in_a_line(words, capfd):
+    try:
+        OTHERS[words]()
+    except Exception as error:
+        with pytest.raises(SystemExit) as ended:
+            excepthook(type(error), error, error.__traceback__)
+    assert ended.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"Error: {words}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a full /dev/shm needs root")
+def test_workers_without_shared_memory():
+    code = (
+        "import common.cli, torch; from torch.utils.data import DataLoader; "
+        "next(iter(DataLoader(torch.ones(4, 10**6), 4, num_workers=1)))"
+    )
+    full = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
+    mounted = ["unshare", "--mount", "sh", "-c", full, "-"]
+    done = run([*mounted, sys.executable, "-c", code], REPOSITORY)
+    # A worker that is killed says so itself (with Python 3.10 after a zero byte).
+    said = done.stderr.replace("\0", "").splitlines()
+    (line,) = [li for li in said if not li.startswith("ERROR: Unexpected bus error")]
+    assert line.startswith("Error: no shared memory is left: type --workers 0")
+    assert done.returncode == 2
+
+
+SHOWS = "import os, sys; sys.stdout.write(os.environ['MASTER_ADDR'] + '\\n')"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can rename a host")
+@each_launch
+def test_a_host_whose_name_leads_nowhere(launch, intro):
+    """As a laptop's may: its processes meet all the same."""
+    (intro / "shows.py").write_text(SHOWS)
+    renamed = ["unshare", "--uts", "sh", "-c", 'hostname nowhere && exec "$@"', "-"]
+    done = run([*renamed, "bash", launch, "shows.py"], intro)
+    assert done.stdout.endswith("localhost\nlocalhost\n"), done.stderr
