@@ -47,7 +47,7 @@ def excepthook(kind, error, trace):
     if rank:
         lost_peer = "peer" in text or "NCCL" in text
         if lost_peer or (kind is UserError and rank != "0"):
-            time.sleep(5)
+            time.sleep(10)
         # Else Gloo's threads may abort it on its way out.
         atexit.register(os._exit, 2 if kind is UserError else 1)
     if kind is UserError:

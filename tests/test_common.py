@@ -428,7 +428,7 @@ def source(folder, show="", before="set -euo pipefail", shell=(), **env):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {"PATH": path, "SIF": "image.sif", "USER": "me", **env}
     env.setdefault("SBATCH_ACCOUNT", "project_1")
-    script = f"{STUBS}\n{before}\nsource {common}/env.sh\n{show}"
+    script = f"{STUBS}\n{before}\nsource '{common}/env.sh'\n{show}"
     return run(["bash", *shell, "-c", script], folder, **env)
 
 

@@ -13,8 +13,8 @@ from conftest import HIDDEN, REPOSITORY, copy_checkout
 
 pytestmark = pytest.mark.slow
 # What starts processes, counts them, and reads what they print.
-PART = "a_run or no_data or job_with_gpus or memory_is_kept or run_script_starts"
-PART += " or mistake_of_all or full_disk"
+PART = "test_a_run or no_data or job_with_gpus or memory_is_kept or pick_gpus"
+PART += " or mistake_of_all"
 FILES = "tests/test_common.py", "tests/test_faults.py"
 # Where a file is put into /dev, nobody else sees it.
 LAYERS = "lowerdir=/dev,upperdir=$0/upper,workdir=$0/work"

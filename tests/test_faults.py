@@ -190,7 +190,11 @@ def full_disk(intro):
 
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize(
-    "launch, script", [("jobscript.sh", "single.py"), ("jobscript_ddp.sh", "ddp.py")]
+    "launch, script",
+    [
+        ("jobscript.sh", "single.py"),
+        pytest.param("jobscript_ddp.sh", "ddp.py", marks=slow),
+    ],
 )
 def test_a_full_disk_is_said_in_a_line(launch, script, intro):
     done = run(["bash", launch, script, *SMALL, "--epochs=1"], intro)

@@ -43,7 +43,8 @@ def test_it_runs_on_cpu_cores(tmp_path):
     (tmp_path / "kaggle.ipynb").write_text(text)
     command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = run([*command, "--inplace", "kaggle.ipynb"], tmp_path, PATH=path)
+    command += ["--inplace", "kaggle.ipynb"]
+    done = run(command, tmp_path, timeout=600, PATH=path)
     assert done.returncode == 0, done.stderr
     cells = code_cells(tmp_path / "kaggle.ipynb")
     output = ["".join(o.get("text", "") for o in cell.outputs) for cell in cells]

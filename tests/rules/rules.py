@@ -10,16 +10,9 @@ import functools
 import os
 import sys
 
-COLLECTIVES = [
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "gather",
-    "scatter",
-]
-COLLECTIVES += ["all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"]
-COLLECTIVES += ["all_to_all", "all_to_all_single", "send", "recv"]
+COLLECTIVES = "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter"
+COLLECTIVES += "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"
+COLLECTIVES += "all_to_all", "all_to_all_single", "send", "recv"
 # Without device=, these make a tensor on the host.
 MAKE = "tensor", "as_tensor", "zeros", "ones", "full", "empty", "arange", "rand"
 MAKE += "randn", "randint", "randperm", "from_numpy"
@@ -68,8 +61,11 @@ def hold():
     def tensors(*values):
         return [t for t in leaves(values) if isinstance(t, torch.Tensor)]
 
+    def was_made_on_host(tensor):
+        return getattr(tensor, "made_on_host", False)
+
     def check_collective(name, args, kwargs):
-        if any(getattr(t, "made_on_host", False) for t in tensors(args, kwargs)):
+        if any(was_made_on_host(tensor) for tensor in tensors(args, kwargs)):
             raise AssertionError(
                 f"{name}() of a tensor that was made without device="
             )
@@ -81,24 +77,19 @@ def hold():
         """Note of each tensor whether it was made, or computed, on the host."""
 
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            result, kwargs = func(*args, **(kwargs or {})), kwargs or {}
-            name = getattr(func, "__name__", "")
-            made = (
-                tensors(result) if isinstance(result, torch.Tensor | tuple) else []
-            )
-            given = tensors(args, kwargs)
-            host = bool(given) and all(getattr(t, "made_on_host", 0) for t in given)
-            if name in MAKE and not given:
-                host = kwargs.get("device") is None
-            moves = "device" in kwargs or any(
-                isinstance(a, torch.device) for a in args
-            )
-            if host and not moves:
-                for tensor in made:
-                    tensor.made_on_host = True
-            elif moves:  # on a CPU it is the same tensor
-                for tensor in made:
-                    vars(tensor).pop("made_on_host", None)
+            kwargs = kwargs or {}
+            result, given = func(*args, **kwargs), tensors(args, kwargs)
+            if not isinstance(result, torch.Tensor | tuple):
+                return result
+            if getattr(func, "__name__", "") in MAKE and not given:
+                on_host = kwargs.get("device") is None
+            else:
+                on_host = bool(given) and all(was_made_on_host(t) for t in given)
+            devices = [a for a in args if isinstance(a, torch.device)]
+            if "device" in kwargs or devices:  # on a CPU it is the same tensor
+                on_host = False
+            for tensor in tensors(result):
+                tensor.made_on_host = on_host
             return result
 
     NoteWhere().__enter__()
