@@ -103,6 +103,10 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
         assert local_rank is None or local_rank == int(os.environ["LOCAL_RANK"])
         return get_device(local_rank)
 
+    def check_save(*args):
+        assert rank == 0, "only rank 0 writes"
+        save(*args)
+
     def note(name):
         function = getattr(module, name)
 
@@ -130,5 +134,7 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
     for name in ("means", "finite"):
         if hasattr(module, name):
             note(name)
+    if hasattr(module, "save"):
+        save, module.save = module.save, check_save
     module.get_device, module.train = check_device, noting_train
     module.main = noting_main

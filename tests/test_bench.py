@@ -4,8 +4,10 @@ import json
 import math
 import re
 import sys
+from functools import partial
 
 import pytest
+import timing
 from check import REQUIRED_FILES
 from compare import compare, plot, print_table
 from conftest import REPOSITORY, copy_exercise, draw, raises_user_error, run
@@ -98,6 +100,14 @@ def test_a_failure_is_in_the_table_and_the_rest_goes_on(tmp_path):
     assert rows[0]["result"].startswith("no end after 1 s")
     assert rows[1]["result"] == "status 1: ValueError: this is it"
     assert rows[2]["result"] == "ok" and rows[2]["loss"] == 1.5
+
+
+def test_the_first_turn_warms_up_and_does_not_count():
+    images = {"one": [0, 5, 5, 5], "other": [0, 7, 7, 7]}
+    cases = {name: partial(next, iter(found)) for name, found in images.items()}
+    speeds = timing.measure(cases, 3)
+    assert [len(found) for found in speeds.values()] == [3, 3]
+    assert all(speed > 0 for found in speeds.values() for speed in found)
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_each_epoch_is_saved_and_one_goes_on_as_if_never_stopped(saved, tmp_path
     assert {file.name for file in folder.glob("epoch*")} == {"epoch2", "epoch3"}
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_saved_on_2_loaded_on(ranks, saved, tmp_path):
     """Weights and momentum, or the loss would be another one."""
     (first, _), (_, second, _) = saved
@@ -216,6 +216,7 @@ def test_compiled_it_has_the_losses_of_one_process(tmp_path):
             assert its == pytest.approx(ours, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_one_line_says_so(tmp_path):
     (tmp_path / "bin").mkdir()
     env = {"PATH": str(tmp_path / "bin"), "CXX": "/nonexistent/g++"}
@@ -227,7 +228,7 @@ def test_without_a_compiler_one_line_says_so(tmp_path):
     assert line.startswith("Error: torch.compile has no compiler: type `g++ --ver")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_what_is_counted_is_what_is_calculated(ranks, tmp_path):
     script = "dp_ddp_intro/beyond_ddp/measure_memory.py"
     run = Run(tmp_path, "", script, ranks=ranks)

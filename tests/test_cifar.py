@@ -399,8 +399,9 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
         done = run(command, tmp_path, **env, CUDA_VISIBLE_DEVICES=visible)
         assert done.returncode == 0, done.stderr
         assert words in asked.read_text() and "9" not in asked.read_text()
-        drawn = {}
-        for devices in read_samples(tmp_path / "out.csv").values():
+        drawn, samples = {}, read_samples(tmp_path / "out.csv")
+        assert [*samples] == ["utilisation in %", "memory in GB", "power in W"]
+        for devices in samples.values():
             for device, ((seconds, number),) in devices.items():
                 assert abs(seconds - time.time()) < 60
                 drawn.setdefault(device, []).append(round(number, 3))

@@ -22,7 +22,7 @@ from pairs import BEYOND, CIFAR, CINIC, EIGHT, INTRO, MNIST, PAIRS, SAMPLER, STR
 BATCH = 12  # images of all ranks
 OPTIONS = {  # of all scripts of an exercise
     "exercise8": "--backbone=tinyvgg --epochs=2 --finetune-epochs=2",
-    "mnist_multigpu": "--epochs=2 --lr=0.05 --log-interval=100",
+    "mnist_multigpu": "--epochs=2 --lr=0.05 --log-interval=100 --save-model",
     "cifar100_demo": "--arch=resnet18 --image-size=40 --epochs=2 --no-profile",
     "cinic_lab": "--arch=resnet18 --epochs=2 --lr=0.01 --seed=0",
     "dp_ddp_intro": "--layers=4 --width=32 --heads=4 --length=16 --lr=0.3",
@@ -31,7 +31,7 @@ RECORDED = {"cifar100_demo": "--steps=2"}  # of three
 RECORDED["dp_ddp_intro"] = "--sequences=48 --epochs=5"
 CHECKED = {  # the checkup wants steps in each epoch that print nothing
     "exercise8": "--batch-size=10",
-    "mnist_multigpu": "--batch-size=64 --save-model",
+    "mnist_multigpu": "--batch-size=64",
     "cifar100_demo": "--batch-size=8 --steps=11",
     "cinic_lab": "--batch-size=12",
     "dp_ddp_intro": "--batch-size=4 --sequences=48 --epochs=2",
@@ -186,8 +186,8 @@ def largest_difference(one, other):
         (f"{CINIC}_amp.py", 0, "--dtype=bf16"),
         (f"{CINIC}_ddp.py", 3, "--dtype=bf16"),
         (f"{BEYOND}/fsdp.py", 3, "--bf16"),
-        (f"{BEYOND}/hsdp.py", 3, "--bf16"),
-        (f"{BEYOND}/fsdp_tp.py", 2, "--bf16"),
+        pytest.param(f"{BEYOND}/hsdp.py", 3, "--bf16", marks=pytest.mark.slow),
+        pytest.param(f"{BEYOND}/fsdp_tp.py", 2, "--bf16", marks=pytest.mark.slow),
     ],
 )
 def test_16_bits_change_the_digits_and_no_more(script, ranks, options, recorded):

@@ -354,5 +354,3 @@ def test_as_a_command(tmp_path):
     done = run([*command, "--model", "resnet18"], room)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Worth it up to " in done.stdout
-    done = run([*command, "--model", "vgg3"], room)
-    assert done.returncode == 2 and done.stderr.startswith("Error: no vgg3 ")
