@@ -22,7 +22,7 @@ def cinic():
 
     Images are uint8 (N, 3, 32, 32). Raises UserError if they are not there.
     """
-    return load_prepared(NAME, SPLITS, SIZE)
+    return load_prepared(NAME, SPLITS, SIZE, len(CLASSES))
 
 
 def crop_and_flip(images, padding=4):

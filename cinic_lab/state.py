@@ -105,8 +105,11 @@ class TrainingState:
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
             job = self.folder.name.rpartition("-")[0]  # what follows differs
             for file in self.folder.parent.glob(f"{job}-*/{self.LATEST}"):
-                content = torch.load(file, "cpu", mmap=True, weights_only=True)
-                epochs[str(file)] = content["epoch"]
+                try:
+                    content = torch.load(file, "cpu", mmap=True, weights_only=True)
+                    epochs[str(file)] = content["epoch"]
+                except Exception as error:
+                    rank0_print(f"Left out: {file} is damaged ({error})")
         furthest = max(epochs, key=epochs.get, default=None)
         return gather_from_ranks(furthest)[0]
 

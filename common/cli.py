@@ -105,11 +105,26 @@ def at_least(least):
     return number
 
 
+def check_appendable(file):
+    """Make the folder of a file; raise UserError if append_line() would fail."""
+    folder = os.path.dirname(file)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}/: {error.strerror}") from None
+    old = os.path.isfile(file) and os.access(file, os.W_OK)
+    new = not os.path.lexists(file) and os.access(folder, os.W_OK)
+    if not (old or new):
+        raise UserError(f"cannot write {file}: move it away, or make it writable")
+
+
 def append_line(file, text):
     """Append a line to a file: all of it or, with a UserError, nothing."""
     line = f"{text}\n".encode()
-    with open(file, "ab", buffering=0) as out:
-        start = out.tell()
+    with open(file, "ab+", buffering=0) as out:
+        start = out.seek(0, os.SEEK_END)
+        if start and os.pread(out.fileno(), 1, start - 1) != b"\n":
+            line = b"\n" + line  # an editor has left out the last one's end
         if out.write(line) < len(line):
             out.truncate(start)
             raise UserError(f"no room for the result in {file}")

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import zipfile
 from pathlib import Path
 
 import torch
@@ -47,30 +48,41 @@ def prepared_file(folder, split, size):
     return folder / f"{split}-{size}.pt"
 
 
-def load_prepared(name, splits, size):
+def load_prepared(name, splits, size, classes):
     """Return an InMemory set for each split, of images (N, 3, size, size), uint8.
 
-    All processes of a node share one copy: the files are mapped into memory. Raises
-    UserError if one is missing, damaged, or not to be read.
+    Labels are 0 to classes - 1. All processes of a node share one copy: the files
+    are mapped into memory. Raises UserError if one is missing, damaged, of other
+    images, or not to be read.
     """
     folder, sets = data_dir(name), []
     again = "type `python download_data.py` on a login node"
     for split in splits:
         file = prepared_file(folder, split, size)
         try:
-            # Once from end to end: training reads here and there, which would be
-            # slow on a shared file system, and be counted as training.
-            with open(file, "rb") as whole:
-                while whole.read(1 << 24):
-                    pass
+            # Its checksums are read once from end to end. Training reads here and
+            # there, which is slow on a shared file system until all is in memory.
+            with zipfile.ZipFile(file) as archive:
+                if damaged := archive.testzip():
+                    raise ValueError(f"{damaged} is damaged")
             content = torch.load(file, "cpu", mmap=True, weights_only=True)
-            sets.append(InMemory(**content))
+            images, labels = content["images"], content["labels"]
+            shape = (len(labels), 3, size, size)
+            if images.shape != shape or images.dtype != torch.uint8:
+                raise ValueError(f"images {[*images.shape]}, {images.dtype}")
+            if (
+                labels.dtype != torch.int64
+                or not 0 <= labels.min() <= labels.max() < classes
+            ):
+                raise ValueError(f"labels are not from 0 to {classes - 1}")
+            sets.append(InMemory(images, labels))
         except FileNotFoundError:
             what = f"{folder} is not prepared, it has no {file.name}: {again}"
             raise UserError(what) from None
         except Exception as error:
-            what = f"cannot read {file} ({type(error).__name__}): if it is damaged,"
-            raise UserError(f"{what} delete it, and {again}") from None
+            why = str(error).partition("\n")[0] or type(error).__name__
+            what = f"cannot read {file} ({why}): if it is damaged, delete it, and"
+            raise UserError(f"{what} {again}") from None
     return sets
 
 

@@ -46,10 +46,14 @@ def get_device(local_rank=None):
     GPUs and PyTorch sees none.
     """
     watchdog.heartbeat(120)
-    if local_rank is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    rank, world_size = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
+    if local_rank is None and (
+        rank not in (None, "0") or world_size not in (None, "1")
+    ):
         raise UserError(
-            f"{sys.argv[0]} is for one process: type `python {sys.argv[0]}`, or "
-            "start its multi-GPU counterpart"
+            f"{sys.argv[0]} is for one process, but RANK={rank} and WORLD_SIZE="
+            f"{world_size}: start its multi-GPU counterpart, or type `unset RANK "
+            f"WORLD_SIZE` and `python {sys.argv[0]}`"
         )
     gpus = count_gpus()
     if not gpus:

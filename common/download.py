@@ -78,7 +78,9 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
     try:
         files = [prepared_file(target, split, size) for split in splits]
         if all(map(os.path.exists, files)) and not args.source:
-            print(f"{target} is there already")
+            print(
+                f"{target} is there already; to prepare anew, delete its .pt files"
+            )
             return
         source = find_image_root(args.source or target, *first)
         if not source and args.source:

@@ -16,7 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tqdm import tqdm
 
 from common import watchdog
-from common.cli import UserError, append_line
+from common.cli import UserError, append_line, check_appendable
+
+RESULTS = "logs/results.jsonl"
 
 
 def rank0_print(line):
@@ -63,8 +65,8 @@ class RunLog:
         self.folder = Path(f"logs/{self.script}-{run}-{os.getpid()}")
         if not self.enabled:
             return
+        check_appendable(RESULTS)
         try:
-            Path("logs").mkdir(exist_ok=True)
             if scalars:  # slow to import, and only one process needs it
                 # Else TensorBoard takes dp_ddp_intro/tensorflow/ for TensorFlow.
                 sys.modules.setdefault("tensorflow", None)
@@ -173,11 +175,11 @@ class RunLog:
             "finished": time.strftime("%FT%T%z"),
         }
         self.writer.close()
-        append_line("logs/results.jsonl", json.dumps(result | fields))
+        append_line(RESULTS, json.dumps(result | fields))
         if len(epochs) > 1:
             first = epochs[0][1]
             self.print(f"First epoch: {first:.1f} s; later ones: {median:.1f} s")
-        self.print("Result added to logs/results.jsonl")
+        self.print(f"Result added to {RESULTS}")
 
 
 def peak_memory(device):

@@ -74,6 +74,11 @@ def prepare(source, target, splits, classes, size, *, skip_bad=False):
                 raise UserError(f"{count}: replace {bad[0]} ..., or add --skip-bad")
             print(f"{split}: {count} and will be missing")
             images, labels = images[readable], labels[readable]
+            for label, name in enumerate(classes):
+                if label not in labels:
+                    raise UserError(
+                        f"none of {name} can be read: replace {bad[0]} ..."
+                    )
         save(
             {"images": images, "labels": labels}, prepared_file(target, split, size)
         )

@@ -18,7 +18,7 @@ def dogs_vs_cats():
 
     Images are uint8 (N, 3, 150, 150). Raises UserError if they are not there.
     """
-    sets = load_prepared(NAME, SPLITS, SIZE)
+    sets = load_prepared(NAME, SPLITS, SIZE, len(CLASSES))
     return [InMemory(split.images, split.labels.float()) for split in sets]
 
 

@@ -103,7 +103,13 @@ def test_a_ddp_script_started_with_python():
 
 def test_a_script_for_one_process_started_as_two(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with raises_user_error("is for one process: type `python "):
+    with raises_user_error(
+        "is for one process, but .*WORLD_SIZE=2: start its multi"
+    ):
+        get_device()
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setenv("RANK", "1")  # left in a shell: it would print nothing
+    with raises_user_error("is for one process, but RANK=1 .*type `unset RANK"):
         get_device()
 
 

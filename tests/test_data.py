@@ -323,7 +323,7 @@ def target(datadir):
 
 def prepare_and_load(source, target, **options):
     prepare.prepare(source, target, SPLITS, CLASSES, 8, **options)
-    return load_prepared("set", SPLITS, 8)
+    return load_prepared("set", SPLITS, 8, 2)
 
 
 def test_a_file_for_each_split_that_processes_share(source, target):
@@ -343,12 +343,42 @@ def test_a_file_for_each_split_that_processes_share(source, target):
         assert labels.tolist() == [1, 0]
     (target / "test-8.pt").write_bytes(b"half")
     with raises_user_error("cannot read .*if it is damaged, delete it, and type"):
-        load_prepared("set", SPLITS, 8)
+        load_prepared("set", SPLITS, 8, 2)
     (target / "test-8.pt").unlink()
     with raises_user_error("not prepared, it has no test-8.pt: type `python down"):
-        load_prepared("set", SPLITS, 8)
+        load_prepared("set", SPLITS, 8, 2)
     with raises_user_error("no data in .*type `python download_data.py`"):
-        load_prepared("another", SPLITS, 8)
+        load_prepared("another", SPLITS, 8, 2)
+
+
+@pytest.mark.parametrize(
+    "words, change",
+    [
+        ("images .*float32", {"images": torch.zeros(20, 3, 8, 8)}),
+        ("images .*9, 9", {"images": torch.zeros(20, 3, 9, 9, dtype=torch.uint8)}),
+        ("images .*20, 3, 8", {"labels": torch.zeros(10, dtype=torch.int64)}),
+        ("labels are not from 0 to 1", {"labels": torch.full((20,), -100)}),
+        ("labels are not from 0 to 1", {"labels": torch.full((20,), 2)}),
+        ("labels are not from 0 to 1", {"labels": torch.zeros(20)}),
+        ("NoneType", {"labels": None}),
+    ],
+)
+def test_a_prepared_file_of_other_images(words, change, source, target):
+    prepare_and_load(source, target)
+    file = target / "test-8.pt"
+    torch.save(torch.load(file) | change, file)
+    with raises_user_error(f"cannot read {file} .*{words}.*: if it is damaged, del"):
+        load_prepared("set", SPLITS, 8, 2)
+
+
+def test_a_prepared_file_whose_bytes_have_changed(source, target):
+    prepare_and_load(source, target)
+    file = target / "test-8.pt"
+    body = bytearray(file.read_bytes())
+    body[len(body) // 2] ^= 1
+    file.write_bytes(body)
+    with raises_user_error(f"cannot read {file} .*is damaged"):
+        load_prepared("set", SPLITS, 8, 2)
 
 
 def are_equal(folder, other):
@@ -380,6 +410,13 @@ def test_an_image_that_cannot_be_read(kind, source, target, monkeypatch, capsys)
 
 
 def test_a_class_without_images(source, target):
+    prepare_and_load(source, target)
+    for file in (source / "test/b").iterdir():
+        file.write_bytes(b"")
+    with raises_user_error("none of b can be read: replace .*test/b/010.png"):
+        prepare_and_load(source, target, skip_bad=True)
+    for file in target.iterdir():
+        file.unlink()
     shutil.rmtree(source / "train/b")
     (source / "train/b").mkdir()
     with raises_user_error(r"no images in .*train/b"):

@@ -134,3 +134,27 @@ def test_logs_that_cannot_be_written(folder):
     (folder / "logs").write_text("a file")
     with raises_user_error("cannot write logs/"):
         RunLog(ARGS, CPU)
+
+
+@pytest.mark.parametrize("kind", ["folder", "FIFO", "dangling link"])
+def test_results_that_cannot_be_written_are_found_before_training(kind, folder):
+    results = folder / "logs/results.jsonl"
+    results.parent.mkdir()
+    if kind == "folder":
+        results.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(results)
+    else:
+        results.symlink_to("/nowhere/results.jsonl")
+    with raises_user_error("cannot write logs/results.jsonl: move it away"):
+        RunLog(ARGS, CPU)
+
+
+def test_a_last_line_without_an_end_stays_a_line(folder):
+    (folder / "logs").mkdir()
+    (folder / "logs/results.jsonl").write_text("of an editor")
+    log = RunLog(ARGS, CPU, scalars=False)
+    log.epoch(1, 100, 1)
+    log.write_result()
+    first, second = (folder / "logs/results.jsonl").read_text().splitlines()
+    assert first == "of an editor" and json.loads(second)["gpus"] == 1

@@ -96,6 +96,7 @@ def ranks_in(folder):
     return found
 
 
+@pytest.mark.slow
 def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
     """The first time it may not take as long as the epoch does."""
     room = copy_exercise("cinic_lab", tmp_path)
@@ -142,6 +143,7 @@ def test_a_requeued_job_takes_its_own_checkpoint(tmp_path, monkeypatch):
     saved("cinic_ddp-7-102", 4)
     Path("logs/cinic_requeue-6-1").mkdir()
     Path("logs/cinic_requeue-6-1/checkpoint.pth.tar").write_text("half a file")
+    (tmp_path / saved("cinic_requeue-7-98", 3)).write_text("half a file")
     assert state.find_own_checkpoint() == own
     Path(own).unlink()
     assert state.find_own_checkpoint() == newer

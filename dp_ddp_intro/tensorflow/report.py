@@ -12,7 +12,9 @@ from pathlib import Path
 import tensorflow as tf
 from keras import callbacks
 
-from common.cli import UserError, append_line
+from common.cli import UserError, append_line, check_appendable
+
+RESULTS = "logs/results.jsonl"
 
 
 def get_devices(cores):
@@ -49,6 +51,8 @@ class Report(callbacks.Callback):
                 f"{args.sequences} sequences do not fill a batch of {batch}: type "
                 f"--sequences {batch}"
             )
+        if self.enabled:
+            check_appendable(RESULTS)
         device = "CPU core"
         for gpu in tf.config.list_physical_devices("GPU")[:1]:
             details = tf.config.experimental.get_device_details(gpu)
@@ -120,6 +124,5 @@ class Report(callbacks.Callback):
             "cpus": os.cpu_count(),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-        Path("logs").mkdir(exist_ok=True)
-        append_line("logs/results.jsonl", json.dumps(self.fields))
-        self.print("Result added to logs/results.jsonl")
+        append_line(RESULTS, json.dumps(self.fields))
+        self.print(f"Result added to {RESULTS}")
