@@ -4,6 +4,8 @@ That each way trains as one process does, is in test_ddp.py.
 """
 
 import importlib
+import os
+import pickle
 import re
 import shutil
 import sys
@@ -69,11 +71,34 @@ def test_saved_on_2_loaded_on(ranks, saved, tmp_path):
         assert mean == pytest.approx(first["means"][2], rel=1e-4)
 
 
+def damaged(checkpoint, folder):
+    """Return a copy of a checkpoint, of whose shards only the beginning is left."""
+    copied = shutil.copytree(checkpoint, folder / "damaged")
+    for shard in copied.glob("*.distcp"):
+        os.truncate(shard, 100)
+    return copied
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch called",)
+
+
+@pytest.mark.parametrize("content", [b"half", pickle.dumps({"run": Evil()})])
+def test_metadata_that_is_damaged_or_calls_something(content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".metadata").write_bytes(content)
+    with raises_user_error("metadata is damaged .*: type another --resume"):
+        load("shards").reading(tmp_path, 3, None).__enter__()
+    assert not (tmp_path / "called").exists()
+
+
 def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
-    _, (first, _, last) = saved
+    _, (first, second, last) = saved
     for options, words in (
         (["--width=64", f"--resume={first}"], "type the options of its run"),
         (["--epochs=3", f"--resume={last}"], "has 3 epochs: type --epochs 4"),
+        ([f"--resume={damaged(second, tmp_path)}"], "failed reading zip archive"),
     ):
         run = start(tmp_path, "fsdp_checkpoint", *options)
         assert run.join() == [2, 2]

@@ -1,5 +1,6 @@
 """Checkpoints of a model whose parameters and optimizer state are in shards."""
 
+import pickle
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +11,22 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from common.cli import UserError
 
 METADATA = ".metadata"  # torch.distributed.checkpoint renames it to this at the end
+# What it is made of: metadata.py and filesystem.py of torch.distributed.checkpoint.
+KNOWN = {
+    *("Metadata", "MetadataIndex", "StorageMeta", "_StorageInfo", "PosixPath"),
+    *("TensorStorageMetadata", "ChunkStorageMetadata", "BytesStorageMetadata"),
+    *("TensorProperties", "_MEM_FORMAT_ENCODING", "_get_layout", "Size"),
+    *("float32", "bfloat16", "int64"),
+}
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Reads METADATA alone: a pickle can name any function, to be called."""
+
+    def find_class(self, module, name):
+        if module.split(".")[0] in ("torch", "pathlib") and name in KNOWN:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it would call {module}.{name}")
 
 
 class State:
@@ -68,10 +85,18 @@ def reading(folder, epochs, state):
         how = f"type --resume {newest.parent}" if newest else "leave out --resume"
         raise UserError(f"no whole checkpoint in {folder}: {how}")
     try:
+        with open(folder / METADATA, "rb") as file:
+            MetadataUnpickler(file).load()  # before PyTorch does so without a check
+    except Exception as error:
+        raise UserError(
+            f"{folder / METADATA} is damaged ({error}): type another --resume"
+        ) from None
+    try:
         yield folder
     except CheckpointException as error:
         raise UserError(
-            f"cannot load {folder}: type the options of its run ({reason(error)})"
+            f"cannot load {folder} ({reason(error)}): type the options of its run "
+            "or, if it is damaged, another --resume"
         ) from None
     if state.epoch >= epochs:
         raise UserError(
@@ -82,4 +107,4 @@ def reading(folder, epochs, state):
 def reason(error):
     """Return in one line what the first of the ranks says that failed."""
     first = next(iter(error.failures.values()))
-    return str(first[0]).splitlines()[0]
+    return str(first[0]).splitlines()[0].partition(". ")[0]
