@@ -1,9 +1,10 @@
-"""Writes every second to a CSV file how busy the GPUs are, until it is ended.
+"""Writes every second to a CSV file how busy the GPUs are, until a process ends.
 
-    python monitor.py logs/utilisation-JOB.csv
+    python monitor.py logs/utilisation-JOB.csv PROCESS
 
-The run scripts start it. The columns are those of nvidia-smi or rocm-smi, after the
-time in seconds. Without a GPU there is one: the use of this job's CPUs, in %.
+The run scripts start it, with their own number. The columns are those of nvidia-smi
+or rocm-smi, after the time in seconds. Without a GPU there is one: the use of this
+job's CPUs, in %.
 """
 
 import os
@@ -64,18 +65,27 @@ def ask_cpus():
     return ["device, utilization [%]", f"CPU, {percent:.1f}"]
 
 
+def is_running(process):
+    """Return whether a process runs: of one that has ended, no command is left."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
 def main():
     parser = OptionParser(__doc__)
     parser.add_argument("file", type=Path, help="CSV to write")
-    file = parser.parse_args().file
+    parser.add_argument("process", type=int, help="number of the one to wait for")
+    args = parser.parse_args()
     command = find_command()
     try:
-        file.parent.mkdir(exist_ok=True)
-        out = file.open("w", buffering=1)  # each line at once
+        args.file.parent.mkdir(exist_ok=True)
+        out = args.file.open("w", buffering=1)  # each line at once
     except OSError:
         return  # the training script prints why
     header = ""
-    while True:
+    while is_running(args.process):
         start = time.time()
         lines = ask(command) if command else ask_cpus()
         if lines and not header:

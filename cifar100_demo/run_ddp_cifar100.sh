@@ -13,7 +13,6 @@ set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 source common/env.sh
 set_gpus 2
-"${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
-trap "kill $! 2> /dev/null || true" EXIT
-"${PYTHON[@]}" -m common.torchrun --standalone \
+"${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # looks on till $$ ends
+exec "${PYTHON[@]}" -m common.torchrun --standalone \
     --nproc-per-node="$GPUS" train_ddp_cifar100.py "$@"

@@ -13,6 +13,5 @@ set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 source common/env.sh
 
-"${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" &
-trap "kill $! 2> /dev/null || true" EXIT
-"${PYTHON[@]}" train_cifar100.py "$@"
+"${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # looks on till $$ ends
+exec "${PYTHON[@]}" train_cifar100.py "$@"

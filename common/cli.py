@@ -17,6 +17,8 @@ HINTS = {
     "</torch_|shared memory": "no shared memory is left: type --workers 0",
     "No space left|quota exceeded": "the disk is full: make room",
     "out of memory|t allocate memory": "out of memory: type a smaller --batch-size",
+    "Unable to find address for": "this machine has no network interface of that "
+    "name: type `unset GLOO_SOCKET_IFNAME`",
     "No API key": "W&B has no key: type `python -m wandb login`, or `export "
     "WANDB_MODE=offline`",
     "more than 1 value per channel": "BatchNorm needs a last batch of more than one "

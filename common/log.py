@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -25,7 +26,10 @@ def rank0_print(line):
     """Print a line, if this is the one of many processes that speaks for all."""
     if os.environ.get("RANK", "0") == "0":
         with tqdm.external_write_mode():  # wipes a progress bar meanwhile
-            print(f"{line}\n", end="", flush=True)  # in one piece
+            try:
+                print(f"{line}\n", end="", flush=True)  # in one piece
+            except BrokenPipeError:  # of `| head -1`, say: nobody reads on
+                os._exit(128 + signal.SIGPIPE)
 
 
 class NullWriter:

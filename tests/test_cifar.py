@@ -388,7 +388,7 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
     )
     file.chmod(0o755)
     code = (
-        "import monitor, sys; sys.argv = ['', 'out.csv']\n"
+        "import monitor, os, sys; sys.argv = ['', 'out.csv', str(os.getpid())]\n"
         "monitor.time.sleep = lambda seconds: sys.exit()\nmonitor.main()"
     )
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(FOLDER)}

@@ -416,7 +416,7 @@ SITES = sorted(path.stem for path in (REPOSITORY / "common/sites").glob("*.sh"))
 # What a cluster has, and what here only says that it ran.
 STUBS = """
 module() { echo "module $*" >&2; }
-conda() { [[ $1 == shell.bash ]] || echo "conda $*" >&2; }
+[[ ${CONDA:-} ]] || conda() { [[ $1 == shell.bash ]] || echo "conda $*" >&2; }
 singularity() { shift 2; WITH_CONDA=: "$@"; }
 """
 
@@ -470,6 +470,7 @@ def test_each_site_gives_a_python(site, tmp_path):
         ({}, "/.venv/bin/python"),
         ({"SITE": "nowhere"}, "nowhere.sh: No such file"),
         ({"SITE": "nowhere"}, "status=2"),
+        ({"SITE": "conda", "CONDA": "none"}, "Error: no conda: load its module in"),
         ({"SITE": "lumi", "SBATCH_ACCOUNT": ""}, "type export SBATCH_ACCOUNT="),
         ({"GPUS": "two"}, "Error: GPUS=two is not a number from 1 on"),
         ({"SLURM_GPUS_ON_NODE": "0"}, "type `unset SLURM_GPUS_ON_NODE`"),

@@ -167,6 +167,29 @@ def test_no_rank_outlives_a_killed_launcher(launch, intro):
     assert status != 0 and "Epoch 2: " in output
 
 
+@slow
+@pytest.mark.parametrize(
+    "exercise, command",
+    [
+        ("cifar100_demo", "run_single_cifar.sh --arch=resnet18 --image-size=40"),
+        ("mnist_multigpu", "slurm_multigpu.sh --epochs=1000"),
+    ],
+)
+def test_what_a_run_script_started_ends_with_it(exercise, command, sample, tmp_path):
+    """The monitor, and what is not the script's own process."""
+    job = Job(["bash", *command.split()], copy_exercise(exercise, tmp_path), sample)
+    job.wait_for("Epoch")
+    job.process.terminate()
+    assert job.end()[0] in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_nobody_reads_what_is_printed(intro):
+    command = f"bash jobscript.sh single.py {' '.join(ENDLESS)} | head -n 1"
+    done = run(["bash", "-o", "pipefail", "-c", command], intro)
+    assert done.returncode == 141 and done.stderr == "", done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
 @each_launch
 def test_ctrl_c_ends_with_a_line(launch, intro):
     command = ["bash", launch, "ddp.py", *ENDLESS]
@@ -254,6 +277,9 @@ OTHERS = {
     ),
     "PyTorch has no code for this GPU: type `TORCH=cu126": lambda: raise_error(
         RuntimeError("CUDA error: no kernel image is available for execution")
+    ),
+    "this machine has no network interface of that name": lambda: raise_error(
+        RuntimeError("[enforce fail at x] Unable to find address for: nope")
     ),
     "no shared memory is left for NCCL": lambda: raise_error(
         RuntimeError("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 9 bytes")

@@ -11,6 +11,7 @@
 # export DATADIR=${DATADIR:-/projects/course/data}
 # export CONDA_ENVIRONMENT=/projects/course/env # conda create --prefix /projects/course/env
 module load Miniforge3 2>/dev/null || true # the name differs: `module avail forge conda`
+command -v conda > /dev/null || { echo "Error: no conda: load its module in $BASH_SOURCE" >&2; return 2; }
 eval "$(conda shell.bash hook)"
 environment=${CONDA_ENVIRONMENT:-multigpu}
 [[ $framework == torch ]] || environment=$environment-$framework
