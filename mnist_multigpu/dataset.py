@@ -29,8 +29,9 @@ def mnist():
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     except Exception as error:
+        why = str(error) or type(error).__name__
         raise UserError(
-            f"the data in {root / 'MNIST'} is damaged ({error}): delete it and "
+            f"the data in {root / 'MNIST'} is damaged ({why}): delete it and "
             "download it again"
         ) from None
     return [InMemory(split.data[:, None], split.targets) for split in splits]

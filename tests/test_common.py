@@ -663,6 +663,20 @@ def test_what_a_run_script_starts(script, tmp_path):
         assert seen == ["5,6,7,8" if gpus == 1 else "5,6"]
 
 
+def test_each_node_gets_all_the_cpus_of_the_job(tmp_path):
+    """Else srun binds a node's processes to one CPU; here there are none to bind."""
+    exercise = shows("exercise8", tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", 'echo "$@"'), ("scontrol", "echo n1")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    job |= {"SLURM_CPUS_PER_TASK": "14", "SLURM_GPUS_ON_NODE": "2", "SITE": "own"}
+    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = run(["bash", "run-2nodes.sh", *WORDS], exercise, PATH=path, **job)
+    assert " --cpus-per-task=14 " in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("words", [["none.py"], []])
 def test_no_script(words, tmp_path):
     exercise = shows("exercise8", tmp_path)

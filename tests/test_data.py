@@ -162,10 +162,13 @@ def test_top1_and_top5():
 # MNIST and CIFAR-100, which the scripts read as they are
 
 
-def idx(*shape, value=0):
-    """Return a file as MNIST's are, of bytes that all have the same value."""
-    head = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape)
-    return head + bytes([value]) * int(np.prod(shape))
+def idx(*shape, value=0, kind=8):
+    """Return a file as MNIST's are, of bytes that all have the same value.
+
+    kind: of the numbers by the file's magic: 8 for bytes, 13 for floats.
+    """
+    head = struct.pack(f">4B{len(shape)}I", 0, 0, kind, len(shape), *shape)
+    return head + bytes([value]) * int(np.prod(shape)) * (4 if kind == 13 else 1)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +178,8 @@ def idx(*shape, value=0):
         ("t10k-images-idx3-ubyte", idx(100, 28, 27), "100 labels"),
         ("t10k-labels-idx1-ubyte", idx(100, value=10), "a label is 10"),
         ("t10k-labels-idx1-ubyte", b"half", "is damaged"),
+        ("t10k-labels-idx1-ubyte", idx(100, kind=99), r"is damaged \(.+\)"),
+        ("t10k-labels-idx1-ubyte", idx(100, kind=13), "torch.uint8"),
     ],
 )
 def test_mnist_that_does_not_fit(file, body, words, sample, datadir):
