@@ -95,6 +95,9 @@ def parse_run(fields, who=""):
     for name in COUNTS:
         if type(run[name]) is not int or not 0 < run[name] < 2**31:
             raise ValueError(f"{name} is {run[name]!r}")
+    for number in (run.get("gradient_bytes"), run["options"].get("length")):
+        if number is not None and (type(number) is not int or number < 1):
+            raise ValueError(f"gradient_bytes or length is {number!r}")
     if not isinstance(run["script"], str):
         raise TypeError(f"script is {run['script']!r}")
     run["framework"] = "tensorflow" if "tensorflow" in run else "torch"

@@ -305,12 +305,31 @@ def test_mistakes(there):
     (there / "steps.jsonl").write_text(result(ONE, 1, 25, 0.1, options=steps))
     (there / "half.json").write_text('{"all_reduce": [')
     (there / "other.json").write_text("{}")
+    (there / "list.json").write_text("[1]")
+    row = {"nodes": 1, "processes": 2, "bytes": 1024, "seconds": 0.1}
+    forms = [3, ["x"], [[1]], [{"nodes": 1}]]
+    wrong = {"seconds": -5}, {"seconds": float("nan")}, {"bytes": 0}, {"nodes": "2"}
+    forms += [[row | change] for change in wrong]
+    forms = [{"backend": "gloo", "all_reduce": form} for form in forms]
+    for form in (*forms, {"all_reduce": [row]}):
+        (there / "form.json").write_text(json.dumps(form))
+        with raises_user_error("^form.json: not as in sites/ or by check.py"):
+            call(predict, "one.jsonl", "--check", "form.json")
+    site = {"gpus_per_node": 8, "inside": {"gb_per_s": 50}}
+    wrong = {"gpus_per_node": -1}, {"inside": 3}, {"inside": {"gb_per_s": "50"}}
+    for change in wrong:
+        (there / "site.json").write_text(json.dumps(site | change))
+        with raises_user_error("^site.json: not as in sites/"):
+            call(predict, "one.jsonl", "--site", "site.json")
     for words, options in [
         ("no network is given; add --check FILE", "one.jsonl"),
         ("no runs are given; add RESULTS.jsonl, --model", "--site lumi --speed 5"),
         ("no site nowhere; .* a100-hdr, alvis", "one.jsonl --site nowhere"),
         ("cannot read half.json: ", "one.jsonl --check half.json"),
         ("no all_reduce in other.json", "one.jsonl --check other.json"),
+        ("no all_reduce in list.json", "one.jsonl --check list.json"),
+        ("-5 is not from 0.01", "--site lumi --gradient-mb 9 --speed -5"),
+        ("nan is not from 0.001", "--site lumi --speed 9 --gradient-mb nan"),
         ("give the --images", "steps.jsonl --site lumi"),
         ("give more --images", "one.jsonl --site lumi --images 10"),
         ("no run on one GPU", "two.jsonl --site lumi"),

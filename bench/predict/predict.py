@@ -193,8 +193,8 @@ def parse_options():
     add("--check", nargs="+", default=[], metavar="JSON", help=text)
     add("--site", help="name in sites/, or a file like those; default: none")
     add("--model", help="torchvision model without runs; default: none")
-    add("--speed", type=float, help="images/s of one GPU; default: none")
-    add("--gradient-mb", type=float, help="MB of gradients; default: none")
+    add("--speed", type=at_least(0.01), help="images/s of one GPU; default: none")
+    add("--gradient-mb", type=at_least(0.001), help="MB of gradients; default: none")
     add("--batch-size", type=number, default=32, help="batch per GPU without runs")
     add("--amp", action="store_true", help="autocast, for --model")
     add("--images", type=number, help="images per epoch; default: as measured")
@@ -217,7 +217,15 @@ def main():
     args = parse_options()
     keys = ["resnet50"] if args.model else []
     site = load_site(args.site, *keys) if args.site else {}
-    links = make_links(site, [load_json(file, "all_reduce") for file in args.check])
+    checks = [load_json(file, "all_reduce") for file in args.check]
+    try:
+        links = make_links(site, checks)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        files = " ".join(filter(None, [args.site, *args.check]))
+        text = (
+            f"{files}: not as in sites/ or by check.py ({error!r}); give other files"
+        )
+        raise UserError(text) from None
     max_gpus = args.gpus
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
         print("Only one node was checked; for more, add --check of two, or --site\n")

@@ -92,7 +92,7 @@ def load_json(file, *keys):
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from None
     for key in keys:
-        if not content.get(key):
+        if not isinstance(content, dict) or not content.get(key):
             raise UserError(f"no {key} in {file}; give another file")
     return content
 
@@ -106,21 +106,31 @@ def load_site(name, *keys):
     return load_json(known.get(name, name), "gpus_per_node", "inside", *keys)
 
 
+def positive(number):
+    """Return this number; raise ValueError if it is not positive and finite."""
+    if not 0 < number < math.inf:
+        raise ValueError(f"{number} is not a positive number")
+    return number
+
+
 def make_links(site, checks=()):
     """Return the Links of a site, or None, and of what check.py measured.
 
     site: a dict as in sites/; checks: dicts of check.py's files. Where both tell,
-    the check counts, and of several checks the one of the most processes.
+    the check counts, and of several checks the one of the most processes. Raises
+    LookupError, TypeError, ValueError or AttributeError if they have another form.
     """
     hop = {"inside": HOP["NVLink"], "between": NETWORK_HOP}
     links = Links({"inside": math.inf}, hop)
     if site:
-        links.gpus_per_node = site["gpus_per_node"]
+        links.gpus_per_node = positive(site["gpus_per_node"])
         links.hop["inside"] = HOP.get(site["inside"].get("kind"), HOP["NVLink"])
         for where in ("inside", "between"):
             if where in site:
                 efficiency = site[where].get("efficiency", BANDWIDTH_EFFICIENCY)
-                links.bandwidth[where] = site[where]["gb_per_s"] * efficiency
+                links.bandwidth[where] = (
+                    positive(site[where]["gb_per_s"]) * efficiency
+                )
     rows = {"inside": [], "between": []}
     for check in checks:
         for row in check["all_reduce"]:
@@ -137,14 +147,15 @@ def make_links(site, checks=()):
 
 def add_check(links, where, rows):
     """Set what the rows with the most processes tell of the links there."""
-    n = max(row["processes"] for row in rows)
+    n = max(positive(row["processes"]) for row in rows)
     rows = [row for row in rows if row["processes"] == n]
     seconds = {}
     for row in rows:  # of several nodes the slowest counts
-        seconds[row["bytes"]] = max(row["seconds"], seconds.get(row["bytes"], 0))
+        size, time = positive(row["bytes"]), positive(row["seconds"])
+        seconds[size] = max(time, seconds.get(size, 0))
     fastest = max(size / time for size, time in seconds.items())
     links.bandwidth[where] = 2 * (n - 1) / n * fastest / 1e9
-    links.checks[where] = n, n // rows[0]["nodes"], seconds
+    links.checks[where] = n, n // positive(rows[0]["nodes"]), seconds
     if rows[0]["backend"] == "gloo":
         links.has_trees = False
         links.startup = 0
