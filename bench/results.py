@@ -60,7 +60,8 @@ def read_runs(files):
         except OSError as error:
             raise UserError(f"cannot read {file}: {error.strerror}") from None
         who, broken = name_owner(file, files), []
-        lines = text.splitlines() or [""]  # an empty file is no run, either
+        # An empty file is no run, either. splitlines() would also split at U+2028.
+        lines = text.rstrip("\n").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
                 run = parse_run(json.loads(line), who)

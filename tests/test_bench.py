@@ -368,9 +368,16 @@ def test_what_is_no_run_is_named_and_left_out(tmp_path, capsys):
     bad += [good | {"script": 3}, good | {"options": []}, [good], "[" * 9999, ""]
     bad += [good | {"images_per_second": n} for n in (0, math.nan, 10**400)]
     bad += [good | {"accuracy": "high"}, good | {"finished": 3}, "\x1b[31mnot JSON"]
+    bad += [
+        good | {"gradient_bytes": "4"},
+        good | {"options": {"epochs": 3, "length": []}},
+    ]
     del (lacking := dict(good))["batch"]
     later = result(NAME, 1, 90)
-    files = hand_in(tmp_path, anna=[good, *bad], ben=[lacking, later], carl=[])
+    odd = json.dumps(
+        good | {"note": "a line of Unicode's \u2028"}, ensure_ascii=False
+    )
+    files = hand_in(tmp_path, anna=[odd, *bad], ben=[lacking, later], carl=[])
     assert find_files([*files, tmp_path / "anna"]) == files  # each once
     files[2].write_text("")
     assert [run["speed"] for run in read_runs(files)] == [100, 90]
