@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -342,7 +343,10 @@ def test_a_lesson_is_rehearsed(rehearsal, room):
 
 def test_ctrl_c_ends_a_rehearsal_and_its_job(rehearsal, room):
     (room / "shows.py").write_text("import time; time.sleep(300)")
-    child = subprocess.Popen(rehearsal, stderr=subprocess.PIPE, text=True)
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # "&" may not
+    child = subprocess.Popen(
+        rehearsal, stderr=subprocess.PIPE, text=True, preexec_fn=heeds
+    )
     name = f"--name=rehearsal-{child.pid}"
     queue = ["squeue", "--noheader", "--states=running", name, "--format=%i"]
     deadline = time.monotonic() + 60
