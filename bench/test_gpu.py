@@ -83,7 +83,11 @@ def run(command, folder, limit=300, expected=0, **env):
         raise Failed(f"no end after {limit} s: {last}") from None
     if job.returncode != expected:
         lines = [line for line in output.splitlines() if line.strip()] or [""]
-        wrong = [line for line in lines if re.search("Error|  broken", line)]
+        wrong = [
+            line
+            for line in lines
+            if re.search(r"^(\[rank\d+\]: )?\S*Error|  broken", line)
+        ]
         raise Failed(f"status {job.returncode}: {(wrong or lines[-1:])[0]}")
     return output
 
