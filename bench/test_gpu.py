@@ -46,6 +46,8 @@ FEW = ["train_cifar100", "mnist_ddp", "cinic_dp", "fsdp"]
 TWO = ["model_parallel", "fsdp_tp"]  # they want two GPUs
 # Dropout and augmentation draw other numbers on a GPU, and TF32 rounds.
 TOLERANCE = 0.15
+# The BatchNorm of each GPU sees its part of the batch, that of the CPU all of it.
+HALVES = ["cinic_dp", "train_data_parallel"]
 # SyncBatchNorm waits, in PyTorch's code; so do parts of a model for each other.
 WAIT = ["cinic_syncbn", "model_parallel", "pipeline"]
 HIDE = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
@@ -132,7 +134,7 @@ def train(root, script, processes, on_cpu):
         # The last: the loss of a single batch depends on what dropout draws.
         far = abs(found[-1] - expected[-1]) / expected[-1]
         row["far_from_cpu"] = far
-        if far > TOLERANCE:
+        if far > TOLERANCE and Path(script).stem not in HALVES:
             raise Failed(f"the last loss is {far:.0%} from that of the CPU")
     if row["waits"] and Path(script).stem not in WAIT:
         raise Failed(f"the host waits for the GPU in each step: {row['lines']}")
@@ -251,7 +253,8 @@ def fill(table, root, few):
     for number in (1,) if few else range(1, 9):
         patient = f"patient{number}.py"
         if processes == 2:  # alone it is not sick
-            table.add(f"checkup of {patient}", check_up, gpu, patient, 2, 1)
+            sick = number != 5  # patient5 is well on one node
+            table.add(f"checkup of {patient}", check_up, gpu, patient, 2, int(sick))
         healthy = f"solutions/{patient}"
         table.add(f"checkup of {healthy}", check_up, gpu, healthy, processes, 0)
     if processes == 2:
