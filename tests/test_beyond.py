@@ -93,6 +93,7 @@ def test_metadata_that_is_damaged_or_calls_something(content, tmp_path, monkeypa
     assert not (tmp_path / "called").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
     _, (first, second, last) = saved
     for options, words in (

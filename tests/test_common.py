@@ -398,6 +398,7 @@ def test_a_run_is_watched_until_its_result_is_written(tmp_path, monkeypatch):
 TINY = ["--layers=1", "--width=16", "--heads=2", "--length=16", "--epochs=1"]
 
 
+@pytest.mark.slow
 def test_a_bar_on_a_terminal_and_none_in_a_file(tmp_path):
     exercise = copy_exercise("dp_ddp_intro", tmp_path)
     command = ["bash", "jobscript.sh", "single.py", *TINY, "--sequences=8192"]
