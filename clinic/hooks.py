@@ -45,7 +45,7 @@ MOST = 1000  # so many steps are compared
 me = Record(rank=RANK, device=None, start=[], grads=[], weights=[], lines=[])
 me.epochs, me.names, me.sharded, me.own, me.merged = [], {}, False, {}, False
 me.counts, me.last, me.files, me.reads = Counter(), {}, {}, defaultdict(set)
-me.draws, me.closed, me.cut = [], False, False
+me.draws, me.closed, me.cut = [], None, False  # closed: None without a group
 now = Record(script="", limit=0, events=0, steps=0, batch=0, trained=set(), said=[])
 now.epoch, now.merged, now.forward, now.values = None, False, -1, defaultdict(list)
 now.depth = 0
@@ -296,6 +296,8 @@ def start():
         wrap(torch.Tensor, name, after=read)
     wrap(builtins, "print", before=printing)
     wrap(torch, "save", before=wrote)
+    made = "init_process_group"
+    wrap(dist, made, before=lambda *_: setattr(me, "closed", False))
     wrap(
         dist, "destroy_process_group", before=lambda *_: setattr(me, "closed", True)
     )

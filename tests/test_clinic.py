@@ -382,6 +382,11 @@ def test_it_changes_nothing_and_ends_early(tmp_path):
     assert those(states, "not seen") > {*unseen}, said
 
 
+def test_a_script_that_trains_nothing(tmp_path):
+    status, states, said = checkup("print('bye')", tmp_path)
+    assert status == 0 and not those(states, "broken"), said
+
+
 def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
     fails = ("    accuracy = evaluate()", "    accuracy = evaluate()[rank]")
     status, states, said = checkup(changed([fails]), tmp_path)
