@@ -18,7 +18,7 @@ source common/env.sh
 pick_gpus "1-${GPUS:-2}"
 echo "Running on host $(hostname)"
 profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
-trap 'kill $! 2> /dev/null || true' EXIT # it ends with this script
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT # it ends with this script
 "${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@" &
 wait $!
 "${PYTHON[@]}" -m line_profiler -rmt "$profile"
