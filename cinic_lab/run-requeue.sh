@@ -15,7 +15,7 @@ export STOP_FILE=logs/stop-${SLURM_JOB_ID:-$$}-${SLURM_RESTART_COUNT:-0}
 trap 'mkdir -p logs && touch "$STOP_FILE"' USR1 # the ranks look for it after each epoch
 source common/env.sh
 (source common/launch_nodes.sh) & launch=$!
-trap 'rm -f "$STOP_FILE"; kill $launch 2> /dev/null || true' EXIT
+trap 'rm -f "$STOP_FILE"; kill $(jobs -p) 2> /dev/null || true' EXIT
 wait $launch && exit || status=$?   # SIGUSR1 ends wait, but not what it waits for
 [[ -f $STOP_FILE ]] || exit $status # an epoch that takes longer than GRACE_SECONDS is lost
 timeout "${GRACE_SECONDS:-90}" tail --pid=$launch -f /dev/null && wait $launch && exit

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -74,7 +75,10 @@ class Report(callbacks.Callback):
 
     def print(self, line, end="\n"):
         if self.enabled:
-            print(line, end=end, flush=True)
+            try:
+                print(line, end=end, flush=True)
+            except BrokenPipeError:  # of `| head -1`, say: nobody reads on
+                os._exit(128 + signal.SIGPIPE)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch_start = self.said = time.perf_counter()
