@@ -6,7 +6,6 @@ CINIC = "cinic_lab/cinic"
 INTRO = "dp_ddp_intro"
 KERAS = "dp_ddp_intro/tensorflow"
 BEYOND = "dp_ddp_intro/beyond_ddp"
-SAMPLER = "dp_ddp_intro/solutions/ddp_with_sampler"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
 
@@ -32,7 +31,7 @@ PAIRS = [
     (f"{INTRO}/single.py", f"{INTRO}/dp.py", "DP", 6),
     (f"{INTRO}/single.py", f"{INTRO}/ddp.py", "DDP", 20),
     (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
-    (f"{INTRO}/ddp_no_sampler.py", f"{SAMPLER}.py", "DDP", 6),
+    (f"{INTRO}/ddp_no_sampler.py", f"{INTRO}/ddp.py", "DDP", 6),
     (f"{INTRO}/ddp.py", f"{BEYOND}/accumulate.py", "ACC", 8),
     (f"{INTRO}/ddp.py", f"{BEYOND}/zero.py", "ZERO", 4),
     (f"{INTRO}/ddp.py", f"{BEYOND}/checkpointing.py", "AC", 4),

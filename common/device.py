@@ -9,6 +9,11 @@ import torch
 from common import watchdog
 from common.cli import UserError
 
+if torch.__version__ < "2.10":  # compared as versions are
+    raise UserError(
+        f"PyTorch {torch.__version__} is too old: this needs 2.10 or later, see "
+        "docs/CLUSTER.md#which-pytorch"
+    )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 
 

@@ -3,7 +3,7 @@
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
-    sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same with a mistake
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
     sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
 
 Without Slurm type bash in place of sbatch. Without a GPU add

@@ -1,5 +1,7 @@
 """A small transformer that predicts the next token of a sequence."""
 
+import os
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -84,7 +86,8 @@ class Transformer(nn.Module):
 
 
 def hello(module, inputs):
-    """Print which device gets what: for --verbose."""
-    size = tuple(inputs[0].shape)
-    line = f"Hello from {inputs[0].device} with input size {size}\n"
+    """Print which process and device gets what: for --verbose."""
+    rank = os.environ.get("RANK")  # set by torchrun
+    place = f"rank {rank} on {inputs[0].device}" if rank else inputs[0].device
+    line = f"Hello from {place} with input size {tuple(inputs[0].shape)}\n"
     print(line, end="")  # in one piece, or processes' lines run together

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import sys
 from collections import Counter
 from functools import partial
@@ -68,9 +69,25 @@ def test_each_process_says_what_it_gets(launch, script, sizes, exercise):
     """Of 20 sequences, in batches of 8."""
     done = run(["bash", launch, script, *HELLO, "--sequences", 20], exercise)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    hello = re.findall(r"Hello from cpu with input size (\(.*?\))", done.stdout)
-    assert sorted(hello) == sizes
+    hello = re.findall(r"Hello from (.*)cpu with input size (\(.*?\))", done.stdout)
+    assert sorted(size for _, size in hello) == sizes
+    ranks = {"rank 0 on ", "rank 1 on "} if script != "dp.py" else {""}
+    assert {rank for rank, _ in hello} == ranks
     assert result(exercise)["gpus"] == (1 if script == "dp.py" else 2)
+
+
+@pytest.mark.slow
+def test_plain_pytorch_computes_the_same_losses(exercise, tmp_path):
+    """plain_ddp.py by plain torchrun, in a folder where nothing else is."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(exercise / "plain_ddp.py", alone)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    plain = run([*torchrun, "--nproc-per-node=2", "plain_ddp.py"], alone)
+    size = ["--layers=1", "--heads=1", "--width=128", "--length=64", "--lr=0.003"]
+    ours = run(["bash", "jobscript_ddp.sh", "ddp.py", *size], exercise)
+    losses = [re.findall(r"train loss (\S+)", done.stdout) for done in (plain, ours)]
+    assert len(losses[0]) == 4 and losses[0] == losses[1], plain.stderr
 
 
 @pytest.mark.gpu

@@ -2,11 +2,18 @@
 
 import sys
 
+import keras
 import tensorflow as tf
-from keras import Input, Model, layers, losses, ops, optimizers
+from keras import Input, Model, layers, losses, optimizers
 
 from common.cli import UserError
 from dataset import VOCABULARY
+
+if keras.__version__ < "3":
+    raise UserError(
+        f"TensorFlow {tf.__version__} is too old: this needs 2.16 or later, so run "
+        "`make venv-tensorflow`, or load a newer module"
+    )
 
 
 def say_hello(tokens):
@@ -32,7 +39,7 @@ class Embedding(layers.Layer):
             say_hello(tokens)
         # Not layers.Embedding: where a token occurs twice, Keras's Adam makes other
         # steps of its sparse gradients on one device than on two (tried: 3.15).
-        return ops.one_hot(tokens, VOCABULARY) @ self.token + self.position
+        return keras.ops.one_hot(tokens, VOCABULARY) @ self.token + self.position
 
 
 def make_model(args):
