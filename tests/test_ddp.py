@@ -4,7 +4,6 @@ Twice: the script as it is under the checkup (clinic/), and without what is rand
 beside its counterpart for one process, number by number.
 """
 
-import filecmp
 import functools
 import json
 from functools import partial
@@ -17,7 +16,7 @@ from conftest import REPOSITORY
 from fork_ranks import Run
 from record_rank import record
 
-from pairs import BEYOND, CIFAR, CINIC, EIGHT, INTRO, MNIST, PAIRS, SAMPLER, STRONG
+from pairs import BEYOND, CIFAR, CINIC, EIGHT, INTRO, MNIST, PAIRS, STRONG
 
 BATCH = 12  # images of all ranks
 OPTIONS = {  # of all scripts of an exercise
@@ -104,7 +103,6 @@ ELSEWHERE = {  # compared in another way
     f"{CINIC}_syncbn.py": "test_cinic.py",
     f"{BEYOND}/compiled.py": "test_beyond.py",
     f"{INTRO}/ddp_no_sampler.py": "below",
-    f"{SAMPLER}.py": "below",
 }
 
 
@@ -114,11 +112,6 @@ def test_all_scripts_of_pairs_are_compared():
     scripts = {script for pair in PAIRS for script in pair[:2]}
     others = {s for s in scripts if s.startswith("clinic") or "tensorflow" in s}
     assert compared | {*ELSEWHERE} | others == scripts
-
-
-def test_the_solution_is_the_script_with_the_sampler():
-    ddp, solution = REPOSITORY / INTRO / "ddp.py", REPOSITORY / f"{SAMPLER}.py"
-    assert filecmp.cmp(ddp, solution, shallow=False)
 
 
 @pytest.fixture(scope="module")
