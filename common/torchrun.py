@@ -12,11 +12,13 @@ import sys
 import time
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read by the imports below
-from torch.distributed import DistNetworkError, DistStoreError
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import main
+
+from common import device  # noqa: F401, it refuses an old PyTorch
 
 if os.environ["TORCH_CPP_LOG_LEVEL"] == "FATAL":  # of the ranks we want to hear more
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -26,7 +28,7 @@ if "--standalone" in sys.argv or "=localhost:" in " ".join(sys.argv):
 logging.disable(logging.ERROR)
 try:
     main()
-except (RendezvousError, DistNetworkError, DistStoreError):
+except (RendezvousError, dist.DistNetworkError, dist.DistStoreError):
     # If the first node has failed, it says why; meanwhile srun ends this process.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     time.sleep(5)

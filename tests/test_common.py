@@ -524,6 +524,16 @@ def test_a_python_without_pytorch(tmp_path):
     fails(source(common, SITE="own", PYTHONPATH=str(common)), "no torch for")
 
 
+def test_a_pytorch_that_is_too_old():
+    """As a cluster's module may have it: the launcher and a script refuse it."""
+    older = "import torch; torch.__version__ = type(torch.__version__)('2.9.1')"
+    for module in ("torchrun", "device"):
+        code = f"{older}; import common.{module}"
+        done = run([sys.executable, "-c", code], REPOSITORY)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert "PyTorch 2.9.1 is too old: this needs 2.10" in done.stderr
+
+
 def test_python_is_that_of_the_site_in_a_shell_alone(tmp_path):
     """A script that started a function would not learn the number of its process."""
     common = copy_common(tmp_path, f"PYTHON=({sys.executable} -X dev)")

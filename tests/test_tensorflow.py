@@ -146,6 +146,13 @@ def test_mistakes_are_told_in_a_line(room):
         assert words in done.stderr.splitlines()[-1]
 
 
+def test_a_tensorflow_that_is_too_old(load, monkeypatch):
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    monkeypatch.setattr("keras.__version__", "2.15.0")
+    with raises_user_error("TensorFlow .* is too old: this needs 2.16"):
+        load("model")
+
+
 @pytest.mark.parametrize(
     "name", ["single", "mirrored_strategy", "multi_worker_mirrored"]
 )
