@@ -188,6 +188,7 @@ def describe_process(rank, device):
     found["cpus"] = find_in("/proc/self/status", "Cpus_allowed_list:\t(.*)")
     found["cpu_count"] = len(os.sched_getaffinity(0))
     found["threads"] = torch.get_num_threads()
+    found["load"], found["node_cpu_count"] = os.getloadavg()[0], os.cpu_count()
     found["versions"] = describe_versions()
     return found
 
@@ -204,7 +205,9 @@ def look_at_processes(job):
     if len(versions) > 1:
         job.warnings.append(f"mixed versions, which may hang: {'; '.join(versions)}")
     for node in job.found["nodes"]:
-        check_gpu_sharing(job, node, [row for row in rows if row["node"] == node])
+        here = [row for row in rows if row["node"] == node]
+        check_gpu_sharing(job, node, here)
+        check_load(job, node, here[0])
 
 
 def check_gpu_sharing(job, node, rows):
@@ -232,6 +235,16 @@ def check_gpu_sharing(job, node, rows):
                 f"over CPU {cpu}: ask for more (`--cpus-per-task`, and again for "
                 "srun), or `export OMP_NUM_THREADS=1`"
             )
+
+
+def check_load(job, node, row):
+    """Warn if others use the CPUs of a node, of which this is a process's row."""
+    if row["load"] > row["node_cpu_count"]:
+        job.warnings.append(
+            f"{node} is busy, with a load of {row['load']:.1f} on "
+            f"{row['node_cpu_count']} CPUs: these figures are too low; check again "
+            "when it is idle"
+        )
 
 
 def seconds_of(do, device, slowest=float):

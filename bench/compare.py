@@ -8,7 +8,8 @@ An option in which runs differ is a column.
 
 speed-up      against the fastest run of a script for one GPU with the same options,
               but for --epochs, --lr, --seed, --optimizer and the like, and with the
-              batch in the column "against"; none without such a run
+              batch in the column "against"; one with the same --epochs if there is
+              one, and none without such a run
 efficiency    the speed-up for each GPU
 training      seconds for --epochs epochs, with validation
 accuracy      of the test or the validation, as the script prints it last
@@ -18,6 +19,8 @@ runs          of the same command: the row shows the middle one (of two the slow
               spread how much faster the fastest was than the slowest
 who           of several files: whose the runs are, by the name of a file or a folder
 note          why there is no baseline, or what is unusual about the runs
+
+Runs with --verbose are left out: they print in each step.
 
 "8 share 2" says that 8 processes shared 2 CPU cores. Runs on different machines are
 never compared with each other: they have tables of their own.
@@ -65,17 +68,23 @@ OPTIONAL_COLUMNS = {
     "note": ("note", "{}"),
 }
 
-# Each script's counterpart for one GPU, and which scripts are for several. One of
-# these is in no pair, since it writes its training step out.
+# Repeats spread by more, or more efficiency than this: the machine was busy.
+MAX_SPREAD = 0.25
+MAX_EFFICIENCY = 1.05
+
+# Each script's counterpart for one GPU, which scripts are for several, and which of
+# them always use AMP. One of these is in no pair: it writes its training step out.
 BASELINE_OF = {"multi_worker_mirrored": "single"}
-MULTI_GPU = {"multi_worker_mirrored"}
+MULTI_GPU, AMP = {"multi_worker_mirrored"}, set()
 STRONG = {Path(right).stem for _, right, tag, _ in PAIRS if tag == "STRONG"}
 for left, right, tag, _ in PAIRS:
     left, right = Path(left).stem, Path(right).stem
     if tag != "DATA":
         BASELINE_OF[right] = BASELINE_OF.get(left, left)
-    if tag in ("DP", "DDP", "MIRRORED", "STRONG"):
+    if tag in ("DP", "DDP", "MIRRORED", "TP", "PP") or left in MULTI_GPU:
         MULTI_GPU.add(right)
+    if tag == "AMP" or left in AMP:
+        AMP.add(right)
 
 
 def summarise(runs):
@@ -87,10 +96,20 @@ def summarise(runs):
     row["spread"] = runs[-1]["speed"] / runs[0]["speed"] - 1
     row["who"] = ", ".join(people) if len(people) < 4 else f"{len(people)} people"
     row["notes"] = [note for run in runs for note in run["notes"]]
+    if row["spread"] > MAX_SPREAD:
+        text = f"spread {row['spread']:.0%}, so the machine was busy"
+        row["notes"].append(f"{text}: repeat {name_row(row)}")
+    if row["epochs"] == 1:
+        row["notes"].append("one epoch: the first, which is slow")
     # What its runs can differ in, under the names of the columns.
     row["settings"] = {flag(name): value for name, value in row["options"].items()}
     row["settings"] |= {"CPU": row["cpu"], row["framework"]: row["version"]}
     return row
+
+
+def name_row(row):
+    """Return what a row ran on what, in the words in which its runs begin."""
+    return f"{row['script']} on {row['gpus']} x {row['where']}"
 
 
 def flag(name):
@@ -104,6 +123,17 @@ def comparable_options(run):
     return {k: v for k, v in options if k not in IGNORED_OPTIONS and v is not None}
 
 
+def lacks_amp(base, row):
+    """Return whether a row's speed-up over this base would be that of AMP, too."""
+    return row["gpus"] > 1 and row["script"] in AMP and base["script"] not in AMP
+
+
+def rank_base(base, row):
+    """Return a key to sort bases by: the one that suits a row best comes first."""
+    epochs = base["epochs"] != row["epochs"], base["epochs"] == 1
+    return lacks_amp(base, row), base["version"] != row["version"], *epochs
+
+
 def find_baseline(row, bases):
     """Return which base a row is compared with, or None, and by which batch."""
     batches = [(row["batch_per_gpu"], "per GPU"), (row["batch"], "in all")]
@@ -111,7 +141,7 @@ def find_baseline(row, bases):
         batches.reverse()
     options = comparable_options(row)
     bases = [base for base in bases if comparable_options(base) == options]
-    bases.sort(key=lambda base: base["version"] != row["version"])
+    bases.sort(key=lambda base: rank_base(base, row))  # of equals the fastest
     for batch, kind in batches:
         for base in bases:
             if base["batch"] == batch:
@@ -142,11 +172,17 @@ def add_speedup(row, bases):
         return
     row["speedup"] = row["speed"] / base["speed"]
     row["efficiency"] = row["speedup"] / row["gpus"]
+    reasons = []
+    if lacks_amp(base, row):
+        reasons.append(f"compared with {base['script']}, which has no AMP")
     if base["version"] != row["version"]:
-        row["notes"].append(f"compared with {base['framework']} {base['version']}")
-    if (base["epochs"] == 1) != (row["epochs"] == 1):
-        epochs = f"epochs: {row['epochs']}, compared with {base['epochs']}"
-        row["notes"].append(f"{epochs}; the first is slow, and counts only alone")
+        reasons.append(f"compared with {base['framework']} {base['version']}")
+    if base["epochs"] == 1 < row["epochs"]:
+        reasons.append("compared with one epoch: the first, which is slow")
+    if row["efficiency"] > MAX_EFFICIENCY and not reasons:
+        text = f"efficiency {row['efficiency']:.0%}, so the machine was busy"
+        reasons.append(f"{text}: repeat {name_row(base)} and {name_row(row)}")
+    row["notes"] += reasons
 
 
 def find_differences(rows):

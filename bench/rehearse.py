@@ -46,6 +46,16 @@ def run(command, room, env):
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
+def require_slurm():
+    """Raise UserError if Slurm does not answer. It may be installed, but down."""
+    status, answer = run("timeout 15 sinfo", None, None)
+    if status:
+        reason = (answer.splitlines() or ["no answer within 15 s"])[-1]
+        raise UserError(
+            f"Slurm does not answer ({reason}); run this where `sinfo` works"
+        )
+
+
 def run_job(line, room, env):
     """Submit a job and wait for its end; return its status, and what Slurm says."""
     status, answer = run(line, room, env)
@@ -93,7 +103,8 @@ def main():
     args = parser.parse_args()
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
     if not (folder / "README.md").exists():
-        raise UserError(f"no README.md in {folder}: type the folder of a lesson")
+        raise UserError(f"no README.md in {folder}; give the folder of a lesson")
+    require_slurm()
     room = folder if any(folder.glob("*.sh")) else folder.parent
     lines, left_out = read_lines(folder / "README.md", args.small)
     env = {**os.environ, "SMALL": "", "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}

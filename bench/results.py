@@ -52,15 +52,20 @@ def read_runs(files):
     """Return the runs in these .jsonl files, a dict each, or raise UserError.
 
     A line that is no run is left out; a line that several files have is one run.
+    Runs with --verbose are left out: their times are those of printing.
     """
     runs = {}  # {line: run}
     for file in files:
         try:
             text = Path(file).read_text("utf-8-sig", errors="replace")
         except OSError as error:
-            raise UserError(f"cannot read {file}: {error.strerror}") from None
+            text = f"cannot read {file}: {error.strerror}"
+            raise UserError(f"{text}; run a script first") from None
         who, broken = name_owner(file, files), []
-        # An empty file is no run, either. splitlines() would also split at U+2028.
+        if not text.strip():
+            warn(f"{file} is empty")
+            continue
+        # splitlines() would also split at U+2028.
         lines = text.rstrip("\n").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
@@ -74,10 +79,14 @@ def read_runs(files):
             runs.setdefault(line, run)
         if broken:
             warn(f"{file}: lines left out: {len(broken)}, first {broken[0]}")
-    if not runs:
+    silent = [run for run in runs.values() if not run["options"].get("verbose")]
+    if len(silent) < len(runs):
+        count = len(runs) - len(silent)
+        warn(f"runs left out: {count}, since --verbose prints in each step")
+    if not silent:
         names = ", ".join(map(str, files))
         raise UserError(f"no results in {names}: run a script first")
-    return list(runs.values())
+    return silent
 
 
 def parse_run(fields, who=""):
@@ -85,7 +94,8 @@ def parse_run(fields, who=""):
 
     speed, size: a second, and of an epoch, in images or what else it counts
     machine: runs on the same one can be compared; where: its GPU, or "CPU core"
-    end: when it ended, as the clocks there showed it; epochs: that were made
+    end: when it ended, as the clocks there showed it
+    epochs: that were made, without those of fine-tuning, which do not count
     who: whose run it is; notes: in words, what is unusual about it
 
     Raises one of NO_RUN if RunLog did not write these fields.
@@ -109,13 +119,15 @@ def parse_run(fields, who=""):
     for name in NUMBERS:
         number = run.get(name)  # not all scripts have all of them
         run[name] = None if number is None else float(number)
+        if number is not None and not 0 <= run[name] < float("inf"):
+            raise ValueError(f"{name} is {number!r}")
     run["end"] = datetime.fromisoformat(run["finished"][:19])
     run["where"] = run["machine"] = re.sub(r" \(\d+ share \d+\)", "", run["device"])
     if run["where"].startswith("CPU core"):  # a GPU is the machine by itself
         run["machine"] += f", {run['cpus']} x {run['cpu']}"
     run["who"], run["notes"] = who, []
     if "epoch_ends" in run:  # TensorFlow's runs have none
-        run["epochs"] = len(run["epoch_ends"])
+        run["epochs"] = min(len(run["epoch_ends"]), asked)
     if run["epochs"] < asked:
         made = f"{who} made {run['epochs']} of {asked} epochs".strip()
         run["notes"].append(f"{made}: stopped, or resumed")

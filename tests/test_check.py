@@ -132,6 +132,17 @@ def test_wrong_numbers_are_found_and_a_fight_over_cpus(start):
     assert f"\nWarning: {line}" in done.stdout and len(found["warnings"]) == 1
 
 
+def test_a_busy_machine_is_no_failure(start):
+    done, found = start("os.getloadavg = lambda: (2.5 * os.cpu_count(), 0, 0)")
+    assert (done.returncode, found["problems"]) == (0, []), done.stderr
+    (warning,) = found["warnings"]
+    load = f"{2.5 * os.cpu_count():.1f} on {os.cpu_count()} CPUs"
+    assert warning.startswith(
+        f"{NODE} is busy, with a load of {load}: these figures"
+    )
+    assert last_line(done) == f"Warning: {warning}"
+
+
 # A network on which 64 KB take 1 s: 1 MB would take five times 16 s.
 SLOW = """
 def slow(do, device, slowest=float):

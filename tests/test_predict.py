@@ -231,10 +231,36 @@ def test_which_runs_count(there):
     ]
     (there / "cinic.jsonl").write_text("".join(lines))
     links = make_links(None, [check(1, 2)])
-    workload, images, unit = predict.measured_workload(["cinic.jsonl"], None, links)
+    found = predict.measured_workload(["cinic.jsonl"], None, links)
+    workload, images, unit, runs = found
     assert workload.fixed_seconds == 0 and images == 20000 and unit == "images"
     assert workload.sample_seconds == pytest.approx(0.1 / 25)
     assert predict_step(2, workload, links).seconds == pytest.approx(0.12)
+    assert [run["script"] for run in runs] == ["cinic_tensorboard", "cinic_ddp"]
+    # Each of its processes has all data, and takes two steps for one.
+    lines = result("single", 1, 25, 0.1), result("ddp_no_sampler", 2, 25, 0.2)
+    (there / "single.jsonl").write_text("".join(lines))
+    *_, runs = predict.measured_workload(["single.jsonl"], None, links)
+    assert [run["script"] for run in runs] == ["single"]
+
+
+def test_of_cpu_cores_it_says_so(there, capsys):
+    """They have no GPU hours. And it says which runs these are, and their notes."""
+    gpu = [result(ONE, 1, 25, 0.1, device="H200", epoch_ends=[1])]
+    gpu += [result(TWO, 2, 25, 0.13, device="H200")]
+    (there / "gpu.jsonl").write_text("".join(gpu))
+    call(predict, "results.jsonl", "--site", "lumi")
+    out, err = capsys.readouterr()
+    assert out.startswith(
+        f"From {ONE} on 1 x CPU core, batch 25\nFrom {TWO} on 2 x "
+    )
+    assert "efficiency   epoch,s\n" in out and "kWh" not in out
+    warned = "Warning: this is a prediction of CPU cores like those of the runs, not"
+    assert err.startswith(warned) and err.count("\n") == 1
+    call(predict, "gpu.jsonl", "--site", "lumi")
+    out, err = capsys.readouterr()
+    assert out.count(" GPU-hours     kWh\n") == 2 and "CPU" not in err
+    assert "Warning: compared with one epoch: the first, which is slow\n" in err
 
 
 def test_numbers_of_gpus_and_batches(there, tables):

@@ -38,11 +38,13 @@ from torchvision import models
 from common.cli import OptionParser, UserError, at_least
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from compare import MULTI_GPU, comparable_options, compare, read_runs
+from compare import MULTI_GPU, comparable_options, compare, name_row
+from results import read_runs, warn
 
 from pairs import PAIRS
 
 DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG")}
+DDP.remove("ddp_no_sampler")  # each of its processes trains on all data
 IMAGENET = 1281167  # images
 WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
 
@@ -87,23 +89,28 @@ def predict_rows(workload, links, images, max_gpus, global_batch=None):
     return rows
 
 
-def print_table(rows, unit, watts):
-    """Print a line for each row; watts: of a GPU, or None."""
-    print(
-        f"GPUs nodes    batch step,ms         from-to {unit + '/s':>11} "
-        "efficiency   epoch,s GPU-hours     kWh"
-    )
+def print_table(rows, unit, watts, on_gpus):
+    """Print a line for each row.
+
+    watts: of a GPU, or None; on_gpus: false for CPU cores, which have no GPU hours.
+    """
+    header = f"GPUs nodes    batch step,ms         from-to {unit + '/s':>11} "
+    header += "efficiency   epoch,s"
+    if on_gpus:
+        header += " GPU-hours     kWh"
+    print(header)
     for row in rows:
         step = row.step.seconds * 1e3
         best, worst = row.best.seconds * 1e3, row.worst.seconds * 1e3
         efficiency = row.speed / row.gpus / rows[0].speed
-        gpu_hours = row.gpus * row.epoch_seconds / 3600
-        kwh = f"{gpu_hours * watts / 1e3:.3g}" if watts else "?"
-        print(
-            f"{row.gpus:4} {row.nodes:5} {row.batch:8} {step:7.4g} "
-            f"{f'{best:.4g}-{worst:.4g}':>15} {row.speed:11,.0f} {efficiency:10.0%} "
-            f"{row.epoch_seconds:9.4g} {gpu_hours:9.3g} {kwh:>7}"
-        )
+        line = f"{row.gpus:4} {row.nodes:5} {row.batch:8} {step:7.4g} "
+        line += f"{f'{best:.4g}-{worst:.4g}':>15} {row.speed:11,.0f} "
+        line += f"{efficiency:10.0%} {row.epoch_seconds:9.4g}"
+        if on_gpus:
+            gpu_hours = row.gpus * row.epoch_seconds / 3600
+            kwh = f"{gpu_hours * watts / 1e3:.3g}" if watts else "?"
+            line += f" {gpu_hours:9.3g} {kwh:>7}"
+        print(line)
 
 
 def format_verdict(rows, workload, max_gpus):
@@ -135,9 +142,10 @@ def step_seconds(run):
 
 
 def measured_workload(files, images, links):
-    """Return the Workload of the newest runs, an epoch's images, and their unit.
+    """Return the newest runs' Workload, an epoch's images, their unit, and rows.
 
-    images: of an epoch, or None: as many as the runs had.
+    images: of an epoch, or None: as many as the runs had. The rows are compare()'s
+    that count: the one on one GPU and, if there is one, the one on two.
     """
     groups = compare(read_runs(files)).values()
     newest = max(groups, key=lambda runs: max(run["end"] for run in runs))
@@ -152,7 +160,9 @@ def measured_workload(files, images, links):
         if two and run["base"] and run["base"]["batch"] == run["batch_per_gpu"]:
             base, on_two = run["base"], run
     if not base.get("gradient_bytes"):
-        raise UserError("no gradient_bytes in these runs; start them again")
+        raise UserError(
+            "no gradient_bytes in these runs; run a PyTorch script again"
+        )
     if base["options"].get("steps") and not images:
         raise UserError("these runs had --steps; give the --images of an epoch")
     batch, seconds = base["batch"], {}
@@ -167,7 +177,8 @@ def measured_workload(files, images, links):
         workload.sync_overhead = fit_sync_overhead(two_gpu_seconds, workload, links)
     length = base["options"].get("length", 1)  # of a sequence, in tokens
     unit = "sequences" if length > 1 else base["counts"]
-    return workload, images or base["size"] // length, unit
+    images = images or base["size"] // length
+    return workload, images, unit, [base, on_two] if on_two else [base]
 
 
 def model_workload(name, batch, site, precision):
@@ -230,9 +241,10 @@ def main():
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
         print("Only one node was checked; for more, add --check of two, or --site\n")
         max_gpus = links.gpus_per_node
-    images, unit = args.images or IMAGENET, "images"
+    images, unit, runs = args.images or IMAGENET, "images", []
     if args.files:
-        workload, images, unit = measured_workload(args.files, args.images, links)
+        found = measured_workload(args.files, args.images, links)
+        workload, images, unit, runs = found
     elif args.speed and args.gradient_mb:
         workload = Workload(args.batch_size, args.gradient_mb * 1e6, 1 / args.speed)
     else:
@@ -247,10 +259,17 @@ def main():
         f"Strong scaling, {global_batch} in all": global_batch,
     }
     watts = site.get("watts", {}).get("per_gpu")
+    on_gpus = not (runs and runs[0]["where"].startswith("CPU core"))
+    for run in runs:
+        print(f"From {name_row(run)}, batch {run['batch']}")
+        for note in run["notes"]:
+            warn(note)
+    if not on_gpus:
+        warn("this is a prediction of CPU cores like those of the runs, not of GPUs")
     for title, shared in tables.items():
         rows = predict_rows(workload, links, images, max_gpus, shared)
         print(title)
-        print_table(rows, unit, watts)
+        print_table(rows, unit, watts, on_gpus)
         print(format_verdict(rows, workload, max_gpus), end="\n\n")
 
 

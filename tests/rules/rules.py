@@ -4,6 +4,8 @@ A CPU lets pass what ends a run on GPUs, or costs memory there. So these raise h
 a collective on a tensor that was not made on the device of the process, and
 dist.barrier() and torch.load() without a device. PyTorch loads what a package names
 under "torch.backends" (rules-1.dist-info), if its folder is in PYTHONPATH.
+
+The machine seems to be idle here, or check.py would say how busy the tests keep it.
 """
 
 import functools
@@ -51,6 +53,7 @@ def check_barrier(name, args, kwargs):
 def hold():
     import torch
 
+    os.getloadavg = lambda: (0.0, 0.0, 0.0)
     wrap(torch, "load", check_load)
     # The checkup looks at each call itself, and would see ours.
     if "RANK" not in os.environ or sys.argv[0].endswith("checkup.py"):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import rehearse
-from conftest import EXERCISES, REPOSITORY, run
+from conftest import EXERCISES, REPOSITORY, fails, run
 from test_readmes import BEYOND, blocks
 
 LESSONS = [*(f"{name}/README.md" for name in EXERCISES), BEYOND]
@@ -72,7 +72,8 @@ def test_it_submits_the_commands_of_a_readme(file):
 @pytest.fixture
 def lesson(tmp_path, monkeypatch):
     """Return the command that rehearses a folder with this README."""
-    for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL)):
+    commands = {"sbatch": SBATCH, "scontrol": SCONTROL, "sinfo": "#!/bin/bash"}
+    for name, text in commands.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -111,6 +112,23 @@ def test_the_table(lesson, small):
     typed = (lesson[-1] / "jobs").read_text().splitlines()
     assert typed[0].split()[1:-2] == ["run.sh", *more.split()]
     assert "--resume 1 " in typed[1]  # as it was when this line came
+
+
+@pytest.mark.parametrize(
+    "sinfo, why",
+    [
+        (
+            "echo 'Unable to contact slurm controller' >&2; exit 1",
+            "Unable to contact",
+        ),
+        pytest.param("sleep 99", "no answer within 15 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_slurm_that_does_not_answer(sinfo, why, lesson, tmp_path):
+    (tmp_path / "sinfo").write_text(f"#!/bin/bash\n{sinfo}\n")
+    done = run(lesson, "/", timeout=60)
+    fails(done, f"Slurm does not answer ({why}", "run this where `sinfo` works")
+    assert not (lesson[-1] / "jobs").exists()
 
 
 def test_no_such_lesson():
