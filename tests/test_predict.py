@@ -255,6 +255,7 @@ def test_of_cpu_cores_it_says_so(there, capsys):
         f"From {ONE} on 1 x CPU core, batch 25\nFrom {TWO} on 2 x "
     )
     assert "efficiency   epoch,s\n" in out and "kWh" not in out
+    assert len(out.splitlines()[4].split()) == 8  # up to epoch,s
     warned = "Warning: this is a prediction of CPU cores like those of the runs, not"
     assert err.startswith(warned) and err.count("\n") == 1
     call(predict, "gpu.jsonl", "--site", "lumi")
