@@ -85,6 +85,23 @@ for left, right, tag, _ in PAIRS:
         MULTI_GPU.add(right)
     if tag == "AMP" or left in AMP:
         AMP.add(right)
+SINGLE = {*BASELINE_OF.values()}
+
+
+def find_single(row, rows):
+    """Return the script for one GPU with which a row is compared.
+
+    That of a student's own script is the one of rows with the same options: a copy
+    that was changed has these.
+    """
+    script = row["script"]
+    if script in SINGLE or script in BASELINE_OF:
+        return BASELINE_OF.get(script, script)
+    for other in rows:
+        known = other["script"] in SINGLE or other["script"] in BASELINE_OF
+        if known and other["options"].keys() == row["options"].keys():
+            return BASELINE_OF.get(other["script"], other["script"])
+    return script
 
 
 def summarise(runs):
@@ -212,8 +229,9 @@ def compare(runs):
     repeats, groups, titled = defaultdict(list), defaultdict(list), {}
     for run in runs:
         repeats[json.dumps([run[name] for name in REPEATED])].append(run)
-    for row in map(summarise, repeats.values()):
-        script, size = BASELINE_OF.get(row["script"], row["script"]), ""
+    summaries = [summarise(rows) for rows in repeats.values()]
+    for row in summaries:
+        script, size = find_single(row, summaries), ""
         if "steps" not in row["options"]:  # else an epoch has what N GPUs do in them
             size = f", {row['size']} {row['counts']} an epoch"
         groups[row["machine"], script, size].append(row)
@@ -221,6 +239,8 @@ def compare(runs):
     for (machine, script, size), rows in sorted(groups.items()):
         rows.sort(key=lambda row: (row["gpus"], -row["speed"]))
         bases = [r for r in rows if r["gpus"] == 1 and r["script"] not in MULTI_GPU]
+        if script in SINGLE:  # its own, not a student's
+            bases = [r for r in bases if find_single(r, []) == script]
         differing, options = find_differences(rows)
         for row in rows:
             add_speedup(row, bases)

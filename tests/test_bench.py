@@ -246,6 +246,20 @@ def test_which_run_is_a_baseline():
     assert speedups(result("single", 1, 100), *compiled)[-1][2] == 1.5
 
 
+def test_a_students_own_script():
+    """A copy has the options of what was copied; on one GPU it is no baseline."""
+    one, two = result("my_single", 1, 200), result("my_ddp", 2, 150)
+    rows = speedups(result("single", 1, 100), result("ddp", 2, 120), one, two)
+    assert rows == [
+        ("my_single", 1, 2),
+        ("single", 1, 1),
+        ("my_ddp", 2, 1.5),
+        ("ddp", 2, 1.2),
+    ]
+    other = result("my_ddp", 2, 150, length=64)  # of another exercise
+    assert speedups(result("single", 1, 100), other)[-1] == ("single", 1, 1)
+
+
 def test_a_speedup_is_not_that_of_amp():
     """A script that always uses it is compared with one that does, if it can be."""
     ddp, single = result("cinic_ddp", 2, 190), result("cinic", 1, 50)
