@@ -1,6 +1,6 @@
 # Sourced by run scripts for several nodes: starts what "$@" says on each, and waits for it.
 set_gpus 1 2 # without Slurm one for each node, unless you say GPUS=2
-host=localhost nodes="two nodes on this machine"
+host=127.0.0.1 nodes="two nodes on this machine"
 if [[ ${SLURM_JOB_ID:-} ]]; then
     host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) nodes=$SLURM_JOB_NODELIST
 fi

@@ -22,9 +22,12 @@ from common import device  # noqa: F401, it refuses an old PyTorch
 
 if os.environ["TORCH_CPP_LOG_LEVEL"] == "FATAL":  # of the ranks we want to hear more
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-# Ranks meet at the name that the host calls itself: on a laptop it may lead nowhere.
-if "--standalone" in sys.argv or "=localhost:" in " ".join(sys.argv):
-    os.environ.setdefault("PET_LOCAL_ADDR", "localhost")
+# Ranks of one machine meet at its own address: names may lead nowhere on a laptop.
+if "--standalone" in sys.argv:
+    at = sys.argv.index("--standalone")
+    sys.argv[at : at + 1] = "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"
+if "--rdzv-endpoint=127.0.0.1:" in " ".join(sys.argv):
+    os.environ.setdefault("PET_LOCAL_ADDR", "127.0.0.1")
 logging.disable(logging.ERROR)
 try:
     main()

@@ -337,4 +337,4 @@ def test_a_host_whose_name_leads_nowhere(launch, intro):
     (intro / "shows.py").write_text(SHOWS)
     renamed = ["unshare", "--uts", "sh", "-c", 'hostname nowhere && exec "$@"', "-"]
     done = run([*renamed, "bash", launch, "shows.py"], intro)
-    assert done.stdout.endswith("localhost\nlocalhost\n"), done.stderr
+    assert done.stdout.endswith("127.0.0.1\n127.0.0.1\n"), done.stderr

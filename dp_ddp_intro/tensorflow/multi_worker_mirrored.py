@@ -13,10 +13,10 @@ import time
 import tensorflow as tf
 from keras.utils import set_random_seed
 
-from common.cli import OptionParser, UserError, at_least
+from common.cli import OptionParser, UserError, at_least, check_appendable
 from dataset import random_sequences
 from model import make_model
-from report import Report
+from report import RESULTS, Report
 
 
 def make_strategy():
@@ -85,6 +85,7 @@ def main():
     add("--verbose", action="store_true", help="each replica says what it gets")
     add("--seed", type=int, default=0, help="of the weights and the order")
     args = parser.parse_args()
+    check_appendable(RESULTS)  # before the workers meet: those left would complain
 
     strategy, resolver = make_strategy()  # before TensorFlow does anything else
     set_random_seed(args.seed)
