@@ -24,7 +24,7 @@ ARGS = Namespace(log_interval=10**9, batch_size=BATCH)
 
 def make(device, memory_format=torch.channels_last):
     """Return the model of the scripts, and its optimizer."""
-    model = script.make_model().to(device, memory_format=memory_format)
+    model = script.Net().to(device, memory_format=memory_format)
     return model, torch.optim.Adadelta(model.parameters(), 1.0)
 
 

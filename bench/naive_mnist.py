@@ -42,11 +42,11 @@ def train(model, loader, optimizer, device, steps):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
-    from mnist_singlegpu import make_model
+    from mnist_singlegpu import Net
 
     watchdog.stop()  # here, nothing tells it of a step
     device, steps = get_device(), int(sys.argv[1])
-    model, loader = make_model().to(device), make_loader(data_root())
+    model, loader = Net().to(device), make_loader(data_root())
     optimizer = optim.Adadelta(model.parameters(), 1.0)
     for _ in sys.stdin:
         print(train(model, loader, optimizer, device, steps), flush=True)

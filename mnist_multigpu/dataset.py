@@ -1,11 +1,12 @@
 """MNIST: digits to train and to test on."""
 
 import os
+from pathlib import Path
 
 from torchvision import datasets
 
 from common.cli import UserError
-from common.data import InMemory, data_dir
+from common.data import InMemory, data_dir, data_root
 
 # Of its training images, scaled to 0..1.
 MEAN, STD = (0.1307,), (0.3081,)
@@ -16,6 +17,9 @@ def mnist():
 
     Raises UserError if they are not there, damaged, or not to be read.
     """
+    here = Path(__file__).resolve().parent / "data"
+    if (here / "MNIST").is_dir() and not (data_root() / "MNIST").is_dir():
+        raise UserError(f"no MNIST in {data_root()}; run `export DATADIR={here}`")
     root = data_dir("MNIST").parent
     try:
         os.listdir(f"{root}/MNIST/raw/.")  # says if one may not look into it

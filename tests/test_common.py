@@ -258,7 +258,7 @@ def of_exercise8(script):
 
 
 def of_mnist(script):
-    model = on_gpu(script.make_model)
+    model = on_gpu(script.Net)
     script.test(model, CUDA, [(photos(4, 1, 28, 28), numbers(4))])
 
 

@@ -252,7 +252,7 @@ def test_the_nets_are_those_of_the_exercises(capsys):
         name: by_hand.size(net[0].parameters()) // 4
         for name, net in by_hand.nets().items()
     }
-    mnist = conftest.load("mnist_multigpu", "mnist_singlegpu").make_model()
+    mnist = conftest.load("mnist_multigpu", "mnist_singlegpu").Net()
     assert sizes["MNIST"] == sum(p.numel() for p in mnist.parameters())
     assert sizes["ResNet-152"] == 58_348_708  # cifar100_demo/README.md
     assert round(sizes["transformer"] / 1e6) == 86

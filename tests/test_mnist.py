@@ -5,12 +5,23 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 from argparse import Namespace
 
 import pytest
 import torch
-from conftest import call, copy_exercise, load, raises_user_error, run, serving
+from conftest import (
+    REPOSITORY,
+    call,
+    copy_exercise,
+    fails,
+    load,
+    raises_user_error,
+    run,
+    serving,
+)
 from torch import nn
+from torch.nn import functional as F
 
 QUICK = ("--epochs", "1", "--batch-size", "64", "--log-interval", "3")
 
@@ -77,7 +88,7 @@ def test_ddp_and_a_profile_of_each_rank(launch, exercise, sample):
     for rank in (0, 1):
         report = (exercise / f"logs/rank{rank}.txt").read_text()
         assert "train at line" in report
-    model = load("mnist_multigpu", "mnist_singlegpu").make_model()
+    model = load("mnist_multigpu", "mnist_singlegpu").Net()
     model.load_state_dict(torch.load(exercise / "mnist_cnn.pt"))
 
 
@@ -100,17 +111,18 @@ def test_optimizers_and_schedules():
     assert rates == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_model_is_that_of_the_text():
-    """ReLU and max-pooling change places, which changes no number."""
+def test_the_model_is_that_of_the_course():
+    """Here it pools before ReLU, which changes no number."""
     torch.manual_seed(0)
-    model = load("mnist_multigpu", "mnist_singlegpu").make_model().eval()
-    plain = nn.Sequential(*model).eval()
-    plain[3], plain[4] = nn.ReLU(), nn.MaxPool2d(2)
-    convolutions = [nn.Conv2d, nn.ReLU, nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Dropout]
-    head = [nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.LogSoftmax]
-    assert [type(layer) for layer in plain] == convolutions + head
+    model = load("mnist_multigpu", "mnist_singlegpu").Net().eval()
     images = torch.randn(4, 1, 28, 28)
-    torch.testing.assert_close(model(images), plain(images))
+    x = F.relu(model.conv2(F.relu(model.conv1(images))))
+    x = F.max_pool2d(x, 2).flatten(1)
+    x = model.fc2(F.relu(model.fc1(x)))
+    torch.testing.assert_close(model(images), F.log_softmax(x, dim=1))
+    dropouts = [layer.p for layer in model.children() if type(layer) is nn.Dropout]
+    assert dropouts == [0.25, 0.5]
+    assert not torch.equal(model.train()(images), model.eval()(images))
 
 
 def test_data(sample, monkeypatch):
@@ -121,6 +133,15 @@ def test_data(sample, monkeypatch):
     assert images.shape == (2, 1, 28, 28) and images.dtype == torch.uint8
     assert labels.dtype == torch.int64
     assert set(train_set.labels.tolist()) == set(range(10))
+
+
+def test_data_in_the_exercises_own_folder(exercise, sample):
+    """As the course has it: the error says how to use it, and git ignores it."""
+    shutil.copytree(sample / "MNIST", exercise / "data/MNIST", dirs_exist_ok=True)
+    done = run([sys.executable, "mnist_singlegpu.py"], exercise, sample / "none")
+    fails(done, f"run `export DATADIR={exercise}/data`")
+    ignored = ["git", "check-ignore", "mnist_multigpu/data/MNIST"]
+    assert run(ignored, REPOSITORY).returncode == 0
 
 
 @pytest.mark.parametrize("size", [0, 5, 1000, None])
