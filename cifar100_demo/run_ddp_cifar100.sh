@@ -3,7 +3,7 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=14
 #SBATCH --gpus-per-node=2
-#SBATCH --time=01:00:00
+#SBATCH --time=00:30:00
 
 # train_ddp_cifar100.py, two processes with a GPU each; monitor.py looks on.
 #     sbatch run_ddp_cifar100.sh [OPTIONS]

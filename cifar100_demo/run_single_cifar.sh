@@ -3,7 +3,7 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=7
 #SBATCH --gpus-per-node=1
-#SBATCH --time=01:00:00
+#SBATCH --time=00:30:00
 
 # train_cifar100.py on one GPU; monitor.py looks on.
 #     sbatch run_single_cifar.sh [OPTIONS]
