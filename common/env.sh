@@ -10,7 +10,7 @@ site=${SITE:-${cluster,,}} # the files' names are in small letters
 if [[ ! ${SITE:-} && ! -f $common/sites/$site.sh ]]; then
     site=venv
 fi
-for name in GPUS SLURM_GPUS_ON_NODE DDP_TIMEOUT; do
+for name in GPUS NODES SLURM_GPUS_ON_NODE DDP_TIMEOUT; do
     if [[ ! ${!name:-1} =~ ^[1-9][0-9]{0,5}$ ]]; then
         echo "Error: $name=${!name} is not a number from 1 on: type \`unset $name\`" >&2
         return 2
@@ -38,6 +38,7 @@ if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
 fi
 if [[ $- == *i* ]]; then # you type python; a script that did would not learn its number, $!
     python() { command "${PYTHON[@]}" "$@"; }
+    timeout 5 sinfo > /dev/null 2>&1 || source "$common/sbatch.sh"
 fi
 
 export PYTHONUNBUFFERED=1 # what is printed is at once in the job's output
