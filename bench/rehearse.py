@@ -98,7 +98,7 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("lesson", metavar="LESSON", help="a folder, such as exercise8")
-    add("--small", action="store_true", help="with the README's SMALL; default: no")
+    add("--small", action="store_true", help="with SMALL, as without a GPU")
     add("--students", type=at_least(1), default=1, help="what so many of them need")
     args = parser.parse_args()
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
@@ -107,7 +107,9 @@ def main():
     require_slurm()
     room = folder if any(folder.glob("*.sh")) else folder.parent
     lines, left_out = read_lines(folder / "README.md", args.small)
-    env = {**os.environ, "SMALL": "", "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
+    small = room / "small.txt"
+    small = small.read_text().strip() if args.small and small.exists() else ""
+    env = {**os.environ, "SMALL": small, "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
     print(ROW.format("state", "waited", "took", "GPUs", "GPU min", "exit", "job"))
     try:
         for line in lines:

@@ -27,7 +27,6 @@ echo "JobId=$4 JobName=a b JobState=$state Reason=Why StartTime=$start" \\
 """
 README = """
 ```bash
-SMALL="--small"
 MORE="$SMALL --more"
 sbatch run.sh $MORE COMPLETED 0  # 15 s
 FROM=$(wc -l < jobs)
@@ -62,6 +61,7 @@ def test_it_submits_the_commands_of_a_readme(file):
     assert [job.split()[:3] for job in jobs] == [c.split()[:3] for c in here]
     assert len(here) + len(left_out) == len(typed) and len(here) > 9
     known = {line.partition("=")[0] for line in lines if "sbatch " not in line}
+    known.add("SMALL")
     assert set(re.findall(r"\$(\w+)", " ".join(lines))) <= known
     if "clinic" not in file:
         whole, left_out = rehearse.read_lines(REPOSITORY / file, small=False)
@@ -80,6 +80,7 @@ def lesson(tmp_path, monkeypatch):
     room = tmp_path / "lesson"
     room.mkdir()
     (room / "run.sh").touch()
+    (room / "small.txt").write_text("--small\n")
     (room / "README.md").write_text(README)
     (room / "a b.err").write_text("first\nError: oh no\nsrun: error: n1\n\n")
     return [sys.executable, REPOSITORY / "bench/rehearse.py", room]
