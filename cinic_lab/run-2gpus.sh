@@ -3,7 +3,7 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=14
 #SBATCH --gpus-per-node=2
-#SBATCH --time=02:00:00
+#SBATCH --time=00:20:00
 
 # Two GPUs of one node: for a DDP script two processes, for DataParallel one.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]

@@ -3,7 +3,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=7
 #SBATCH --gpus-per-node=1
-#SBATCH --time=02:00:00
+#SBATCH --time=00:20:00
 
 # On each of two nodes one process, with a GPU of its own.
 #     sbatch run-2nodes.sh SCRIPT.py [OPTIONS]

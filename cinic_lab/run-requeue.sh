@@ -3,7 +3,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=7
 #SBATCH --gpus-per-node=1
-#SBATCH --time=02:00:00
+#SBATCH --time=00:20:00
 #SBATCH --requeue --open-mode=append --signal=B:USR1@120
 
 # As run-2nodes.sh, but on SIGUSR1 the job ends its epoch, saves, and starts again.

@@ -208,6 +208,71 @@ def test_a_batch_is_trained_and_one_that_fails_leaves_no_tensors(monkeypatch):
     assert len(resets) == 3 * 2 + 2  # before the steps that count, too
 
 
+# check_part.py grades what students write in parts 1 to 4.
+
+
+def grade(part, script, exercise, sample):
+    """Return the exit status of check_part.py, and what it calls missing."""
+    process = Run(exercise, sample, "cinic_lab/check_part.py", part, script)
+    (status,) = process.join()
+    print(process.output())
+    return status, re.findall("^missing  (.*?):", process.output(), re.M)
+
+
+NUMBERS_MISSING = [
+    f"{part}/{name}" for part in ("train", "validation") for name in NAMES
+]
+NUMBERS_MISSING += ["train/lr"]
+
+
+@pytest.mark.parametrize(
+    "part, missing",
+    [
+        ("amp", ["training in 16 bits", "validation in 16 bits", "a GradScaler"]),
+        ("tensorboard", [*NUMBERS_MISSING, "the end of the file"]),
+        ("wandb", ["the options", *NUMBERS_MISSING, "the end of the run"]),
+        ("dp", ["training in DataParallel"]),
+    ],
+)
+def test_a_part_is_graded(part, missing, exercise, sample):
+    assert grade(part, f"cinic_{part}.py", exercise, sample) == (0, [])
+    assert grade(part, "cinic.py", exercise, sample) == (1, missing)
+    assert not list(exercise.glob("logs/*")) + list(exercise.glob("*.tar"))
+
+
+RESNET = "torch.autocast(*self.amp)(self.resnet)(x).float()"
+TRAIN = f"{RESNET} if self.training else self.resnet(normalise(x, MEAN, STD))"
+LOG = "if batch % args.log_interval == 0 or batch == batches:"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "part, code, wrong, missing",
+    [
+        ("amp", RESNET, TRAIN, ["validation in 16 bits"]),
+        ("amp", "(x).float()", "(x)", ["the loss in 32 bits"]),
+        ("amp", "pick_dtype(device, args.dtype)", "torch.half", ["a GradScaler"]),
+        ("tensorboard", "writer.close()", "pass", ["the end of the file"]),
+        ("tensorboard", "* batches + batch", "+ batch", ["one axis that grows"]),
+        ("tensorboard", LOG, "if True:", ["points for some batches"]),
+        ("wandb", ", config=config", "", ["the options"]),
+        ("wandb", "wandb.finish()", "pass", ["the end of the run"]),
+        (
+            "dp",
+            "State(args, model",
+            "State(args, dp_model",
+            ["a checkpoint of the bare model"],
+        ),
+    ],
+)
+def test_a_mistake_in_a_part_is_named(part, code, wrong, missing, exercise, sample):
+    text = (exercise / f"cinic_{part}.py").read_text()
+    assert text.count(code) == 1
+    text = text.replace(code, wrong).replace("dtype == torch.float16", "False")
+    (exercise / "mine.py").write_text(text)
+    assert grade(part, "mine.py", exercise, sample) == (1, missing)
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
     stored = json.loads((REPOSITORY / "cinic_lab/cinic.ipynb").read_text())
@@ -232,6 +297,8 @@ def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
         ("cinic", ["--resume", "none"], "no file 'none'"),
         ("cinic", ["--resume", ""], "no file '': leave out --resume"),
         ("largest_batch", [], "no GPU here"),
+        ("check_part", ["amp", "my_amp.py"], "no script my_amp.py; copy"),
+        ("check_part", ["ddp", "cinic.py"], "invalid choice: 'ddp'"),
     ],
 )
 def test_mistakes(script, options, words, sample, tmp_path, monkeypatch):

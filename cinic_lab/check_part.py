@@ -1,0 +1,194 @@
+"""Checks what you wrote in part 1, 2, 3 or 4: what is there, and what is missing.
+
+    python check_part.py amp my_amp.py
+    python check_part.py tensorboard my_tensorboard.py
+    python check_part.py wandb my_wandb.py
+    sbatch run-2gpus.sh check_part.py dp my_dp.py
+
+It runs two epochs of six steps in a temporary folder, and looks at what the script
+does, not at how it is written. It sends nothing to W&B. The exit status is 0 if all
+is there, 1 if something is missing or the script fails, 2 after a mistake.
+"""
+
+import io
+import os
+import re
+import runpy
+import sys
+import tempfile
+from collections import defaultdict
+from contextlib import redirect_stdout
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import Subset
+from torch.utils.tensorboard import SummaryWriter
+
+import dataset
+from common.cli import OptionParser, UserError
+from common.device import count_gpus
+
+BATCH, STEPS = 16, 6  # images for each GPU, steps of an epoch
+OPTIONS = f"--epochs 2 --batch-size {BATCH} --log-interval 2".split()
+calls = []  # (name, first argument, whether it was under autocast)
+layers = {"training": [], "validation": []}  # (dtype, whether under autocast)
+batches = []  # images that DataParallel trained with
+curves = defaultdict(list)  # what was logged: the steps of its points
+wandb = MagicMock()  # stands in for the module, and for the run
+wandb.init.return_value = wandb.__enter__.return_value = wandb
+
+
+def in_autocast():
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting() > 0
+
+
+def note_calls(owner, name):
+    """Keep each call of owner.name() in `calls`."""
+    original = getattr(owner, name)
+
+    def noted(*args, **kwargs):
+        calls.append((name, args[0], in_autocast()))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, noted)
+
+
+def note_layer(layer, inputs, output):
+    if isinstance(layer, nn.Conv2d):
+        part = "training" if layer.training else "validation"
+        layers[part].append((output.dtype, in_autocast()))
+    if isinstance(layer, nn.DataParallel) and layer.training:
+        batches.append(len(inputs[0]))
+
+
+def note_log(data, step=None, **_):
+    """Note what is logged to W&B, which counts the calls if it is given no step."""
+    for name in data:
+        curves[name].append(wandb.log.call_count if step is None else step)
+
+
+# Each of these yields rows: (whether it is there, what, what to do if it is not).
+
+
+def check_amp(gpus):
+    names = [name for name, _, _ in calls if name != "__init__"]
+    for part, seen in layers.items():
+        good = all(under for _, under in seen)
+        if gpus:  # on a CPU a script may enter autocast and disable it
+            good = good and all(dtype.itemsize == 2 for dtype, _ in seen)
+        yield good, f"{part} in 16 bits", "run the model under torch.autocast"
+    losses = [call for call in calls if call[0] == "backward"]
+    full = all(loss.dtype == torch.float32 for _, loss, _ in losses)
+    yield full, "the loss in 32 bits", "convert the scores by .float()"
+    outside = not any(under for _, _, under in losses)
+    yield outside, "backward() outside of autocast", "end the block before it"
+    scalers = [scaler for name, scaler, _ in calls if name == "scale"]
+    scaled = names == ["scale", "backward", "step", "update"] * len(losses)
+    if (torch.float16, True) in layers["training"]:
+        scaled = scaled and all(scaler.is_enabled() for scaler in scalers)
+    bf16 = (torch.bfloat16, True) in layers["training"]
+    yield bf16 or scaled, "a GradScaler", "float16 needs scale(), step(), update()"
+
+
+def check_curves():
+    print("Logged:", ", ".join(sorted(curves)) or "nothing")
+    val = [name for name in curves if re.search("val|test", name, re.I)]
+    train = [name for name in curves if name not in val]
+    loss, acc1, acc5, lr = "loss", r"(acc|top)\S*1", r"(acc|top)\S*5", "lr|learn"
+    wanted = {"train/loss": loss, "train/acc1": acc1, "train/acc5": acc5}
+    wanted |= {f"validation{name[5:]}": word for name, word in wanted.items()}
+    for name, word in {**wanted, "train/lr": lr}.items():
+        logged = train if "train" in name else val
+        yield any(re.search(word, one, re.I) for one in logged), name, "log it"
+    if train and val:
+        grow = all(steps == sorted({*steps}) for steps in curves.values())
+        ends = [max(curves[name][-1] for name in part) for part in (train, val)]
+        one = grow and abs(ends[0] - ends[1]) <= STEPS / 2
+        yield one, "one axis that grows", "count batches since the first epoch"
+        few = max(len(curves[name]) for name in train) < 2 * STEPS
+        yield few, "points for some batches", "log where a line is printed"
+
+
+def check_tensorboard(gpus):
+    writers = [writer for name, writer, _ in calls if name == "__init__"]
+    closed = all(writer.all_writers is None for writer in writers)
+    for writer in writers:
+        writer.close()
+    for file in Path().rglob("events.out.tfevents*"):
+        events = EventAccumulator(str(file)).Reload()
+        for name in events.Tags()["scalars"]:
+            curves[name] = [point.step for point in events.Scalars(name)]
+    yield from check_curves()
+    yield writers and closed, "the end of the file", "call writer.close()"
+
+
+def check_wandb(gpus):
+    options = wandb.init.call_args.kwargs if wandb.init.called else {}
+    yield options.get("config"), "the options", "give wandb.init() a config"
+    yield from check_curves()
+    ended = wandb.finish.called or wandb.__exit__.called
+    yield ended, "the end of the run", "call wandb.finish()"
+
+
+def check_dp(gpus):
+    batch, size = max(batches, default=0), BATCH * gpus
+    yield batch, "training in DataParallel", "wrap the model, train the wrapped one"
+    if batch and gpus > 1:
+        yield (
+            batch == size,
+            f"a batch for {gpus} GPUs",
+            "multiply it by their number",
+        )
+    names = torch.load("checkpoint.pth.tar", "cpu", weights_only=True)["model"]
+    bare = not any(name.startswith("module.") for name in names)
+    yield bare, "a checkpoint of the bare model", "give TrainingState no wrapped one"
+
+
+CHECKS = {"amp": check_amp, "tensorboard": check_tensorboard}
+CHECKS |= {"wandb": check_wandb, "dp": check_dp}
+
+
+def main():
+    parser = OptionParser(__doc__)
+    parser.add_argument("part", choices=CHECKS, help="what you have added")
+    parser.add_argument("script", help="your script")
+    args = parser.parse_args()
+    script, gpus, missing = Path(args.script).resolve(), count_gpus(), 0
+    if not script.is_file():
+        raise UserError(
+            f"no script {args.script}; copy the one that README.md names"
+        )
+    size = BATCH * STEPS * max(1, gpus)
+    sets = dataset.cinic()
+    few = [range(0, len(part), max(1, len(part) // size))[:size] for part in sets]
+    dataset.cinic = lambda: [*map(Subset, sets, few)]
+    sys.argv = [str(script), *OPTIONS]
+    sys.path.insert(0, str(script.parent))
+    nn.modules.module.register_module_forward_hook(note_layer)
+    note_calls(torch.Tensor, "backward")
+    note_calls(SummaryWriter, "__init__")
+    for name in ("scale", "step", "update"):
+        note_calls(torch.GradScaler, name)
+    wandb.log.side_effect, sys.modules["wandb"] = note_log, wandb
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        with redirect_stdout(io.StringIO()):
+            runpy.run_path(str(script), run_name="__main__")
+        if not layers["training"]:
+            raise UserError(f"{args.script} trains no ResNet; start from cinic.py")
+        for there, what, advice in CHECKS[args.part](gpus):
+            missing += not there
+            print(f"there    {what}" if there else f"missing  {what}: {advice}")
+    if missing:
+        print(f"{missing} missing in {args.script}")
+        sys.exit(1)
+    ours = f"diff -W 180 -y {args.script} cinic_{args.part}.py | less"
+    print(f"Nothing is missing. Compare it with ours: {ours}")
+
+
+if __name__ == "__main__":
+    main()
