@@ -215,7 +215,6 @@ def grade(part, script, exercise, sample):
     """Return the exit status of check_part.py, and what it calls missing."""
     process = Run(exercise, sample, "cinic_lab/check_part.py", part, script)
     (status,) = process.join()
-    print(process.output())
     return status, re.findall("^missing  (.*?):", process.output(), re.M)
 
 
@@ -253,7 +252,13 @@ LOG = "if batch % args.log_interval == 0 or batch == batches:"
         ("amp", "(x).float()", "(x)", ["the loss in 32 bits"]),
         ("amp", "pick_dtype(device, args.dtype)", "torch.half", ["a GradScaler"]),
         ("tensorboard", "writer.close()", "pass", ["the end of the file"]),
-        ("tensorboard", "* batches + batch", "+ batch", ["one axis that grows"]),
+        (
+            "tensorboard",
+            "+ batch  # TB",
+            "+ 6 - batch % 6  # TB",
+            ["one axis that grows"],
+        ),
+        ("tensorboard", " * len(loader)", "", ["one axis that grows"]),
         ("tensorboard", LOG, "if True:", ["points for some batches"]),
         ("wandb", ", config=config", "", ["the options"]),
         ("wandb", "wandb.finish()", "pass", ["the end of the run"]),

@@ -282,7 +282,9 @@ def read_questions(text):
 
 @pytest.mark.parametrize("exercise", [*EXERCISES, "dp_ddp_intro/beyond_ddp"])
 def test_each_question_has_an_answer_under_its_number(exercise):
-    asked, rest = read_questions((REPOSITORY / exercise / "README.md").read_text())
+    pages = {*(REPOSITORY / exercise).glob("*.md")}
+    pages -= {REPOSITORY / exercise / name for name in ("ANSWERS.md", "ROWS.md")}
+    asked, rest = read_questions("\n".join(page.read_text() for page in pages))
     answered, _ = read_questions((REPOSITORY / exercise / "ANSWERS.md").read_text())
     assert asked and asked == answered
     for heading, numbers in asked.items():

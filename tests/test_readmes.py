@@ -15,8 +15,9 @@ from conftest import EXERCISES, REPOSITORY, copy_checkout
 README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
 DOCS += [f"bench/{README}", f"bench/predict/{README}"]
+LAB = [f"cinic_lab/{page}.md" for page in ("REQUEUE", "SYNCBN")]
 BEYOND = f"dp_ddp_intro/beyond_ddp/{README}"
-FILES = [README, *DOCS, *(f"{name}/{README}" for name in EXERCISES), BEYOND]
+FILES = [README, *DOCS, *(f"{name}/{README}" for name in EXERCISES), BEYOND, *LAB]
 MARKS = {
     "needs a GPU",
     "needs Slurm",
@@ -62,7 +63,7 @@ def test_commands_are_marked(file):
     assert not [c for c in typed if "JOBID" in c or "--nodes=" in c]
     assert typed or file in DOCS
     if "/README" in file and file not in DOCS and "clinic" not in file:  # is small
-        own = "check.py", "measure_"  # these have sizes of their own
+        own = "check", "measure_"  # these have sizes of their own
         runs = [c for c in typed if "sbatch" in c and not any(o in c for o in own)]
         small = ["$SMALL"]  # and what is made of it
         small += ["$" + c.split("=")[0] for c in typed if '="$SMALL ' in c]
@@ -123,7 +124,7 @@ def test_commands_work_as_typed(file, sample, tmp_path):
     env |= {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
     with open(tmp_path / "output", "w") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        # Interactive, as the reader's shell is: env.sh defines python and sbatch there.
+        # Interactive, as the reader's shell is: env.sh adds python and sbatch there.
         bash = ["bash", "-ic", script]
         subprocess.run(bash, cwd=copy, env=env, timeout=3000, **streams)
     shown = (tmp_path / "output").read_text()[-3000:]

@@ -157,7 +157,8 @@ def table(left, right):
 def lessons():
     """Yield (room, what you train, what you learn, its pairs) of README.md."""
     text, left_out = (REPOSITORY / "README.md").read_text(), {*PAIRS}
-    rows = re.findall(r"^\| \[([\w/]+)\]\(.*?\) \| (.*?) \| (.*?) \|$", text, re.M)
+    line = r"^\| \d \| \[([\w/]+)\][^|]*\| (.+?) \| (.+?) \|$"
+    rows = re.findall(line, text, re.M)
     for room, train, learn in rows:
         pairs = [pair for pair in PAIRS if room_of(pair[1]) == room]
         left_out -= {*pairs}

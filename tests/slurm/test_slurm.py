@@ -228,31 +228,41 @@ def node_names(slurm):
     return [f"paper{number}-{node}" for node in ("n1", "n2")]
 
 
-def test_the_commands_by_hand_of_the_readme(slurm, sample, tmp_path):
-    """On two machines without Slurm, as cinic_lab's README types them."""
-    text = (REPOSITORY / "cinic_lab/README.md").read_text().split("### By hand")[1]
-    mark = "<!-- needs another machine -->\n```bash\n"
-    both, *each = (part.split("```")[0] for part in text.split(mark)[1:])
-    assert len(each) == 2
+@pytest.mark.parametrize("script", ["check.py", "cinic_ddp.py"])
+def test_the_commands_for_two_machines(script, slurm, sample, tmp_path):
+    """Without Slurm, as docs/TWO_MACHINES.md has them: the check, and a training."""
+    text = (
+        (REPOSITORY / "docs/TWO_MACHINES.md").read_text().split("## The commands")[1]
+    )
+    setup, *commands = re.findall("```bash\n(.*?)```", text, re.S)
+    (command,) = [command for command in commands if script in command]
     exercise = copy_exercise("cinic_lab", tmp_path)
     machine = 'mount --bind "$1" /etc/hosts && hostname $2 && shift 2 && exec "$@"'
-    env = {
-        **os.environ,
-        "DATADIR": str(sample),
-        "SMALL": "--arch resnet18 --epochs 1",
-    }
+    env = {**os.environ, "DATADIR": str(sample)}
     launchers = []
-    for name, command in zip(node_names(slurm), each, strict=True):
-        typed = f"source common/env.sh\n{both}\nHOST=n1\n{command}"
+    for node, name in enumerate(node_names(slurm)):
+        typed = (
+            f"source common/env.sh\n{setup}\nHOST=n1 NODE={node}\n{command.rstrip()}"
+        )
+        if script == "cinic_ddp.py":
+            typed += " --epochs 1"
         enter = ["ip", "netns", "exec", name, "unshare", "--uts", "--mount"]
         enter += ["sh", "-c", machine, "-", slurm.parent / "hosts", name[-2:]]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        command = [*enter, "bash", "-c", typed]
-        launchers.append(subprocess.Popen(command, cwd=exercise, env=env, **streams))
-    outputs = [launcher.communicate(timeout=180) for launcher in launchers]
+        streams = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
+        launch = [*enter, "bash", "-c", typed]
+        launchers.append(subprocess.Popen(launch, cwd=exercise, env=env, **streams))
+    outputs = [launcher.communicate(timeout=180)[0] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
-    (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
-    assert result["gpus"] == 2 and not outputs[1][0]
+    assert not outputs[1]
+    if script == "check.py":
+        assert outputs[0].splitlines()[-1] == "All is well."
+    else:
+        (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
+        assert result["gpus"] == 2
 
 
 @pytest.fixture
