@@ -4,7 +4,6 @@
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP: two
     sbatch run.sh pytorch_dvc_cnn_pretrained_largedata.py         # 22,000 photos
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_largedata_multigpu.py
-    sbatch run-2gpus.sh solutions/strong_scaling.py    # and ..._largedata.py
 
 Without Slurm type bash in place of sbatch; it works without a GPU, too. On a CPU add
 --backbone tinyvgg: it takes seconds where VGG16 takes minutes.

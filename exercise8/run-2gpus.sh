@@ -3,7 +3,7 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=14
 #SBATCH --gpus-per-node=2
-#SBATCH --time=02:00:00
+#SBATCH --time=00:20:00
 
 # 2 processes on one node, each with a GPU of its own.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]

@@ -3,7 +3,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=14
 #SBATCH --gpus-per-node=2
-#SBATCH --time=02:00:00
+#SBATCH --time=00:20:00
 
 # On each of two nodes as many processes as it has GPUs for this job.
 #     sbatch run-2nodes.sh SCRIPT.py [OPTIONS]
