@@ -1,12 +1,21 @@
-"""Exercise 8: which layers are trained; backbones and their weights."""
+"""Exercise 8: layers that are trained, backbones, weights, the check of task 4."""
 
+import re
 import sys
 
 import pytest
 import torch
-from conftest import REPOSITORY, load, raises_user_error, run
+from conftest import (
+    REPOSITORY,
+    copy_exercise,
+    draw,
+    load,
+    raises_user_error,
+    run,
+)
 from fork_ranks import Run
 from record_rank import record
+from test_readmes import blocks
 
 backbones = load("exercise8", "backbones")
 load_features = backbones.load_features
@@ -86,3 +95,26 @@ def test_the_script_that_trains_tinyvgg(tmp_path):
     old = torch.load(backbones.WEIGHTS["tinyvgg"])
     shapes = [[(k, v.shape) for k, v in state.items()] for state in (new, old)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script, state",
+    [
+        ("pytorch_dvc_cnn_pretrained_multigpu.py", "broken"),
+        ("solutions/strong_scaling.py", "kept"),
+    ],
+)
+def test_the_checkup_grades_strong_scaling(script, state, tmp_path):
+    """By the README's command, and with as many photos as a reader has."""
+    exercise = copy_exercise("exercise8", tmp_path)
+    (tmp_path / "clinic").symlink_to(REPOSITORY / "clinic")
+    photos = draw(tmp_path / "data", 1, ["exercise8"])
+    commands = [c for _, block in blocks("exercise8/README.md") for c in block]
+    (command,) = [c for c in commands if "checkup.py" in c]
+    command = command.replace("sbatch ", "bash ")
+    command = command.replace("my_strong_scaling.py", script)
+    command = f"SMALL=$(cat small.txt); {command}"
+    done = run(["bash", "-c", command], exercise, photos)
+    assert done.returncode == (state == "broken"), done.stdout
+    assert re.search(f"losses are those of one GPU +{state}", done.stdout)
