@@ -12,17 +12,16 @@ import time
 from argparse import BooleanOptionalAction
 
 import torch
-import torch.distributed as dist  # DDP: processes that talk to each other
+import torch.distributed as dist  # DDP: communication between processes
 from torch import nn, optim
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps the model
 from torch.profiler import profile, schedule
-from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
+from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 from torchvision import models
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cifar100
@@ -68,7 +67,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
             profiler.step()
         if is_due(step, args.steps):
             # To read the sums waits for the device: not in every step.
-            dist.all_reduce(recent)  # DDP: add up the sums of all processes
+            dist.all_reduce(recent)  # DDP: the sum over all ranks
             report_iterations(log, step, args.steps, recent, start)
             total += recent
             recent.zero_()
@@ -79,8 +78,8 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
 @torch.no_grad()
 def evaluate(model, device, loader):
     """Return the mean loss and the accuracy in %."""
-    for buffer in model.buffers():  # DDP: each has BatchNorm's means of its images
-        dist.broadcast(buffer, src=0)  # DDP: so that all evaluate the same model
+    for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
+        dist.broadcast(buffer, src=0)  # DDP: go to all ranks
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
@@ -89,7 +88,7 @@ def evaluate(model, device, loader):
         output = model(images)
         loss = F.cross_entropy(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
-    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
     return means(sums)
 
 
@@ -111,8 +110,8 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.manual_seed(args.seed + rank)  # DDP: or all draw the same random numbers
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, val_set = cifar100()
     amp = args.amp or args.dtype
@@ -121,12 +120,12 @@ def main():
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device)
-    model = DDP(model)  # DDP: averages the gradients of all processes
-    model.broadcast_buffers = False  # DDP: training does not read BatchNorm's means
-    val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
-    val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
+    ddp_model.broadcast_buffers = False  # DDP: only evaluation needs them
+    val_shard = range(rank, len(val_set), world_size)  # DDP: this rank's images
+    val_set = Subset(val_set, val_shard)  # DDP: none is counted twice
     batch_size, workers = args.batch_size, args.workers
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: its own images
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     train_loader = make_loader(
         train_set, batch_size, device, sampler=sampler, workers=workers
     )
@@ -144,14 +143,14 @@ def main():
         profiler.start()
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
+        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        sums = train(
-            args, model, device, train_loader, optimizer, scaler, log, profiler
+        sums = train(  # DDP: wrapped
+            args, ddp_model, device, train_loader, optimizer, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader)
-        validated = evaluate(model.module, device, batches)  # DDP: the bare model
+        validated = evaluate(model, device, batches)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
         parts = {"step": step, "train": means(sums), "validation": validated}
         log.epoch(epoch, int(sums[2]), seconds, **parts)

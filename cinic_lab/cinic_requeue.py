@@ -13,17 +13,17 @@ Without Slurm type bash in place of sbatch; it works without a GPU, too.
 import time
 
 import torch
-import torch.distributed as dist  # DDP: processes that talk to each other
+import torch.distributed as dist  # DDP: communication between processes
 import torchvision
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
+from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
 
 from common.checkpoint import can_write
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: who am I?
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
 from common.log import NullWriter, RunLog  # DDP: NullWriter writes nothing
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -65,7 +65,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
         state.scaler.update()  # AMP: a smaller scale if there were any
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if batch % args.log_interval == 0 or batch == batches:
-            dist.all_reduce(sums)  # DDP: add up the sums of all processes
+            dist.all_reduce(sums)  # DDP: the sum over all ranks
             total += sums
             sums.zero_()
             # To read a number waits for the device: not in every step.
@@ -95,7 +95,7 @@ def evaluate(model, loader, device, log):
         scores = model(images)
         loss = F.cross_entropy(scores, labels)
         sums += batch_sums(loss, *top1_top5(scores, labels))
-    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
     validated = means(sums, "acc1", "acc5")
     log.print(f" * Acc@1 {validated['acc1']:.2f}  Acc@5 {validated['acc5']:.2f}")
     return validated
@@ -117,21 +117,21 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, scalars=False)
     writer = NullWriter() if rank else SummaryWriter(log.folder)  # DDP: by rank 0
-    ddp_model = nn.parallel.DistributedDataParallel(model)  # DDP: mean of gradients
-    ddp_model.broadcast_buffers = False  # DDP: training reads no BatchNorm means
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
+    ddp_model.broadcast_buffers = False  # DDP: only evaluation needs them
 
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: 1/N of the images
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
-    val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
+    val_shard = range(rank, len(val_set), world_size)  # DDP: this rank's images
+    val_set = Subset(val_set, val_shard)  # DDP: none is counted twice
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -149,12 +149,12 @@ def main():
         state.resume(args.resume)
     start = time.perf_counter()
     while state.epoch < args.epochs:
-        sampler.set_epoch(state.epoch)  # DDP: or all epochs would have one order
+        sampler.set_epoch(state.epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        train(args, ddp_model, state, loader, device, log, writer)  # DDP: on N GPUs
+        train(args, ddp_model, state, loader, device, log, writer)  # DDP: wrapped
         seconds = time.perf_counter() - epoch_start
         for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
-            dist.broadcast(buffer, 0)  # DDP: go to all, so all evaluate one model
+            dist.broadcast(buffer, src=0)  # DDP: go to all ranks
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)

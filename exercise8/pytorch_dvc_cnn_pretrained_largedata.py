@@ -118,10 +118,8 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    train_sampler = torch.utils.data.RandomSampler(train_set)
-    train_loader = make_loader(
-        train_set, args.batch_size, device, sampler=train_sampler
-    )
+    sampler = torch.utils.data.RandomSampler(train_set)
+    train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 

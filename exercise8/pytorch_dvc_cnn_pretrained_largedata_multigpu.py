@@ -12,15 +12,14 @@ Without Slurm type bash in place of sbatch; it works without a GPU, too. On a CP
 import time
 
 import torch
-import torch.distributed as dist  # DDP: processes that talk to each other
+import torch.distributed as dist  # DDP: communication between processes
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel  # DDP: averages the gradients
-from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
+from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from backbones import CHANNELS, load_features
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import MEAN, STD, augment, dogs_vs_cats
@@ -60,7 +59,7 @@ def train(model, loader, optimizer, device):
         loss.backward()
         optimizer.step()
         sums += batch_sums(loss, (output > 0) == (labels > 0))
-    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
     return means(sums)
 
 
@@ -74,19 +73,20 @@ def evaluate(model, loader, device):
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         sums += batch_sums(criterion(output, labels), (output > 0) == (labels > 0))
-    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
     return means(sums)
 
 
 def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
     """Train and validate for these epochs; return the seconds that it took."""
-    ddp_model = DistributedDataParallel(model)  # DDP: averages what is trainable now
+    # DDP: averages the gradients of what is trainable now
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
     start = time.perf_counter()
     for epoch in epochs:
-        train_loader.sampler.set_epoch(epoch)  # DDP: or all epochs have one order
+        train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
         batches = log.progress(train_loader)
-        trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
+        trained = train(ddp_model, batches, optimizer, device)  # DDP: wrapped
         seconds = time.perf_counter() - epoch_start
         validated = evaluate(model, log.progress(val_loader), device)
         images = len(train_loader.dataset)
@@ -115,8 +115,8 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.manual_seed(args.seed + rank)  # DDP: or all augment their images alike
-    dist.init_process_group()  # DDP: connects all processes: NCCL, RCCL or Gloo
+    torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     test_set, val_set, train_set = dogs_vs_cats()  # DATA: train on the larger split
     model = Classifier(args.backbone, args.weights)
@@ -127,14 +127,12 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    train_sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a part each
-    train_loader = make_loader(
-        train_set, args.batch_size, device, sampler=train_sampler
-    )
-    val_share = range(rank, len(val_set), world_size)  # DDP: each has its own images
-    val_set = Subset(val_set, val_share)  # DDP: so none is evaluated twice
-    test_share = range(rank, len(test_set), world_size)  # DDP: the same for testing
-    test_set = Subset(test_set, test_share)  # DDP: so none is tested twice
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
+    val_shard = range(rank, len(val_set), world_size)  # DDP: this rank's images
+    val_set = Subset(val_set, val_shard)  # DDP: none is counted twice
+    test_shard = range(rank, len(test_set), world_size)  # DDP: this rank's images
+    test_set = Subset(test_set, test_shard)  # DDP: none is counted twice
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 

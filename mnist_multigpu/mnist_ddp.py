@@ -10,17 +10,17 @@ Without Slurm type bash in place of sbatch; it works without a GPU, too.
 import time
 
 import torch
-import torch.distributed as dist  # DDP: processes that talk to each other
+import torch.distributed as dist  # DDP: communication between processes
 from line_profiler import profile
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
-from torch.utils.data import DistributedSampler, Subset  # DDP: deal out the images
+from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from common.checkpoint import can_write, save
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog, rank0_print
 from common.metrics import batch_sums, finite, means
 from dataset import MEAN, STD, mnist
@@ -75,7 +75,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         optimizer.step()
         if batch % args.log_interval == 0 or batch == batches:
             loss = loss.detach() / dist.get_world_size()  # DDP: a part of the mean
-            dist.all_reduce(loss)  # DDP: adds up the parts of all processes
+            dist.all_reduce(loss)  # DDP: the sum over all ranks
             seen = min(batch * log.batch, images)
             done = f"{seen}/{images} ({seen / images:.0%})"
             # To read a number waits for the device: not in every step.
@@ -95,7 +95,7 @@ def test(model, device, test_loader):
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
-    dist.all_reduce(sums)  # DDP: adds up the sums of all processes
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
     tested = means(sums)
     right, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
@@ -123,21 +123,21 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.manual_seed(args.seed + rank)  # DDP: each process draws its own dropout
+    torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile for each
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, test_set = mnist()
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device)
-    ddp = nn.parallel.DistributedDataParallel(model)  # DDP: averages the gradients
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
-    share = range(rank, len(test_set), world_size)  # DDP: each tests its own images
-    test_set = Subset(test_set, share)  # DDP: so that none is counted twice
+    test_shard = range(rank, len(test_set), world_size)  # DDP: this rank's images
+    test_set = Subset(test_set, test_shard)  # DDP: none is counted twice
     batch_size, workers = args.batch_size, args.workers
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a share for each
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, workers=workers
     )
@@ -146,9 +146,9 @@ def main():
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
+        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        train(args, ddp, device, loader, optimizer, epoch, log)  # DDP: on every GPU
+        train(args, ddp_model, device, loader, optimizer, epoch, log)  # DDP: wrapped
         seconds = time.perf_counter() - epoch_start
         tested = test(model, device, log.progress(test_loader))
         log.epoch(epoch, len(train_set), seconds, test=tested)

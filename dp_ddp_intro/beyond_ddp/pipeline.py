@@ -13,14 +13,14 @@ Without Slurm type bash in place of sbatch. Without a GPU add
 import time
 
 import torch
-import torch.distributed as dist  # PP: processes that talk to each other
+import torch.distributed as dist  # PP: communication between processes
 from torch.distributed.pipelining import PipelineStage  # PP: some layers of a model
 from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader
-from common.device import get_device, get_ranks  # PP: which process is this?
+from common.device import get_device, get_ranks  # PP: its ranks
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import random_sequences
@@ -64,7 +64,7 @@ def main():
     rank, local_rank, world_size = get_ranks()  # PP: torchrun numbers the processes
 
     device = get_device(local_rank)  # PP: local_rank picks the GPU of this node
-    dist.init_process_group()  # PP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    dist.init_process_group()  # PP: NCCL or RCCL on GPUs, Gloo on CPUs
     ours, n = stage_numbers(args, rank, world_size)  # PP: which stages are our own
     torch.manual_seed(args.seed)
 

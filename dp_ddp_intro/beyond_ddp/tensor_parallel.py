@@ -13,14 +13,14 @@ Without Slurm type bash in place of sbatch. Without a GPU add
 import time
 
 import torch
-import torch.distributed as dist  # TP: processes that talk to each other
+import torch.distributed as dist  # TP: communication between processes
 from torch.distributed.tensor import parallel as tp  # TP: to split layers
 from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, UserError, at_least  # TP: for one line
 from common.data import make_loader
-from common.device import get_device, get_ranks  # TP: which process is this?
+from common.device import get_device, get_ranks  # TP: its ranks
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import random_sequences
@@ -62,7 +62,7 @@ def main():
         raise UserError(f"{line}: type --heads {world_size}")  # TP: or twice as many
 
     device = get_device(local_rank)  # TP: local_rank picks the GPU of this node
-    dist.init_process_group()  # TP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    dist.init_process_group()  # TP: NCCL or RCCL on GPUs, Gloo on CPUs
     torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)

@@ -13,14 +13,14 @@ Without Slurm type bash in place of sbatch. Without a GPU add
 import time
 
 import torch
-import torch.distributed as dist  # DDP: processes that talk to each other
+import torch.distributed as dist  # DDP: communication between processes
 from torch.distributed.optim import ZeroRedundancyOptimizer  # ZERO: splits its state
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DistributedSampler  # DDP: deals out the sequences
+from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: which process is this?
+from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog
 from common.metrics import batch_sums, means
 from dataset import random_sequences
@@ -39,7 +39,7 @@ def train(model, batches, optimizer, device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    dist.all_reduce(sums)  # DDP: add up the sums of all processes
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
     return means(sums)
 
 
@@ -60,28 +60,28 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    dist.init_process_group()  # DDP: by NCCL or RCCL on GPUs, by Gloo on CPUs
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
     torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, unit="tokens")
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: mean of all
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
     weights, adam = model.parameters(), torch.optim.Adam  # ZERO: these, in this way
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: deals out shares
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = ZeroRedundancyOptimizer(weights, adam, lr=args.lr)  # ZERO: 1/N a GPU
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: or all epochs would have the same order
+        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, batches, optimizer, device)  # DDP: all step alike
+        trained = train(ddp_model, batches, optimizer, device)  # DDP: wrapped
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
