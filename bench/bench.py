@@ -23,7 +23,7 @@ from check import REQUIRED_FILES
 from timing import HEAD, format_row
 
 from common.cli import OptionParser, at_least
-from common.data import REPOSITORY, SAMPLES, data_root
+from common.data import REPOSITORY, SYNTHETIC_DIR, data_root
 from common.device import count_gpus
 from common.prepare import find_image_root
 
@@ -57,12 +57,12 @@ def data_for(exercise):
     if not lacking:
         return root, bool(
             REQUIRED_FILES[exercise]
-        ) and root.resolve() == SAMPLES.resolve()
+        ) and root.resolve() == SYNTHETIC_DIR.resolve()
     why = f"no {', '.join(lacking)} in {root}"
     print(f"{exercise} on synthetic data: {why}", flush=True)
     draw = [sys.executable, "sample_data.py"]
     subprocess.run(draw, cwd=REPOSITORY / exercise, check=True)
-    return SAMPLES, True
+    return SYNTHETIC_DIR, True
 
 
 def result_file():

@@ -8,7 +8,7 @@ import timing
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, InMemory, data_dir, make_loader, normalise
+from common.data import REPOSITORY, InMemoryDataset, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks
 from common.prepare import find_image_root, read_photos
 
@@ -40,7 +40,7 @@ def input_rows(repeats):
 
     def load(images, then=lambda images: images):
         labels = torch.zeros(len(images))
-        part = InMemory(images, labels)
+        part = InMemoryDataset(images, labels)
         for images, _ in make_loader(part, BATCH, torch.device("cpu"), shuffle=True):
             then(images)
         return len(labels)

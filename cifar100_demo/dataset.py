@@ -6,7 +6,7 @@ import pickle
 import torch
 
 from common.cli import UserError
-from common.data import InMemory, data_dir
+from common.data import InMemoryDataset, data_dir
 
 # Of its training images, scaled to 0..1.
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
@@ -39,7 +39,7 @@ def cifar100():
                 raise ValueError(f"{len(labels)} labels, {len(images)} images")
             if not 0 <= labels.min() <= labels.max() < 100:
                 raise ValueError("a label is not in 0..99")
-            splits.append(InMemory(images, labels))
+            splits.append(InMemoryDataset(images, labels))
     except FileNotFoundError:
         raise UserError(
             f"no {file}: move {folder} away, and type `python download_data.py`"

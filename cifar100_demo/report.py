@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.device import count_gpus
 from common.log import peak_memory, rank0_print
-from common.metrics import means
+from common.metrics import to_metrics
 
 
 def is_due(step, steps):
@@ -27,7 +27,7 @@ def report_iterations(log, done, total, sums, start):
     """
     if not log.enabled:
         return
-    loss, images = means(sums)["loss"], int(sums[2])
+    loss, images = to_metrics(sums)["loss"], int(sums[2])
     seconds = time.perf_counter() - start
     iteration = seconds / math.ceil(images / log.batch)
     step = len(log.epochs) * total + done

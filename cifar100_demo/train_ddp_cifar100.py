@@ -23,7 +23,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
 from common.log import RunLog, peak_memory
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cifar100
 from report import is_due, report_iterations, save_profile
 
@@ -89,7 +89,7 @@ def evaluate(model, device, loader):
         loss = F.cross_entropy(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():
@@ -152,7 +152,7 @@ def main():
         batches = log.progress(val_loader)
         validated = evaluate(model, device, batches)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
-        parts = {"step": step, "train": means(sums), "validation": validated}
+        parts = {"step": step, "train": to_metrics(sums), "validation": validated}
         log.epoch(epoch, int(sums[2]), seconds, **parts)
     training = time.perf_counter() - start
     if profiler:

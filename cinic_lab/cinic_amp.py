@@ -17,12 +17,12 @@ import torchvision
 from torch import nn
 from torch.nn import functional as F
 
-from common.checkpoint import can_write
+from common.checkpoint import check_writable
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, pick_dtype  # AMP: computes in 16 bits
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cinic, crop_and_flip
 from state import TrainingState
 from topk import top1_top5
@@ -65,7 +65,7 @@ def train(args, model, state, loader, device, log):
             total += sums
             sums.zero_()
             # To read a number waits for the device: not in every step.
-            shown = means(total, "acc1", "acc5")
+            shown = to_metrics(total, "acc1", "acc5")
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
@@ -87,7 +87,7 @@ def evaluate(model, loader, device, log):
         scores = model(images)
         loss = F.cross_entropy(scores, labels)
         sums += batch_sums(loss, *top1_top5(scores, labels))
-    validated = means(sums, "acc1", "acc5")
+    validated = to_metrics(sums, "acc1", "acc5")
     log.print(f" * Acc@1 {validated['acc1']:.2f}  Acc@5 {validated['acc5']:.2f}")
     return validated
 
@@ -104,7 +104,7 @@ def main():
     add("--seed", type=int, default=1, help="of all random numbers")
     add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
-    can_write(TrainingState.LATEST)
+    check_writable(TrainingState.LATEST)
 
     device = get_device()
     torch.manual_seed(args.seed)

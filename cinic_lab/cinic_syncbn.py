@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
 
-from common.checkpoint import can_write
+from common.checkpoint import check_writable
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
 from common.log import NullWriter, RunLog  # DDP: NullWriter writes nothing
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cinic, crop_and_flip
 from state import TrainingState
 from syncbn import sync_batchnorm  # BN: PyTorch's is for GPUs alone
@@ -70,7 +70,7 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
             total += sums
             sums.zero_()
             # To read a number waits for the device: not in every step.
-            shown = means(total, "acc1", "acc5")
+            shown = to_metrics(total, "acc1", "acc5")
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
@@ -97,7 +97,7 @@ def evaluate(model, loader, device, log):
         loss = F.cross_entropy(scores, labels)
         sums += batch_sums(loss, *top1_top5(scores, labels))
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    validated = means(sums, "acc1", "acc5")
+    validated = to_metrics(sums, "acc1", "acc5")
     log.print(f" * Acc@1 {validated['acc1']:.2f}  Acc@5 {validated['acc5']:.2f}")
     return validated
 
@@ -114,7 +114,7 @@ def main():
     add("--seed", type=int, default=1, help="of all random numbers")
     add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
     args = parser.parse_args()
-    can_write(TrainingState.LATEST)
+    check_writable(TrainingState.LATEST)
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.checkpoint import save
+from common.checkpoint import save_atomically
 from common.cli import UserError
 from common.log import rank0_print
 
@@ -58,7 +58,7 @@ class TrainingState:
         if self.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             for file in files:
-                save(content, self.folder / file)
+                save_atomically(content, self.folder / file)
             for file in files:
                 replace_symlink(file, self.folder / file)
 

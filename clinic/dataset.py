@@ -2,14 +2,14 @@
 
 import torch
 
-from common.data import InMemory
+from common.data import InMemoryDataset
 
 SHAPES = "disc", "square", "ring", "cross"
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 
 def shapes(count, size=32, seed=0):
-    """Return an InMemory set of uint8 images (count, 3, size, size), labels 0 to 3.
+    """Return an InMemoryDataset of uint8 (count, 3, size, size), labels 0 to 3.
 
     Place, radius and colours of each shape are random, and so is its background. The
     seed is fixed: else each process would draw images of its own.
@@ -34,7 +34,7 @@ def shapes(count, size=32, seed=0):
     mask = masks[labels, torch.arange(count)].unsqueeze(1)
     colour, ground = uniform(120, 255, 3, 1, 1), uniform(0, 140, 3, 1, 1)
     images = torch.where(mask, colour, ground) + uniform(-60, 60, 1, size, size)
-    return InMemory(images.clamp_(0, 255).byte(), labels)
+    return InMemoryDataset(images.clamp_(0, 255).byte(), labels)
 
 
 def flip(images):

@@ -20,7 +20,7 @@ from common.cli import OptionParser, UserError, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
 from common.log import rank0_print
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, shapes
 
 
@@ -100,7 +100,7 @@ def main():
             for images, labels in val_loader:
                 sums[1] += batch_sums(*batch_loss(model, images, labels, device))
         dist.all_reduce(sums)
-        trained, validated = means(sums[0]), means(sums[1])
+        trained, validated = to_metrics(sums[0]), to_metrics(sums[1])
         line = f"Epoch {epoch}: loss {trained['loss']:.4f}"
         rank0_print(f"{line}, validation accuracy {validated['accuracy']:.2f} %")
         checkpoint.save(epoch)

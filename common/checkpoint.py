@@ -9,13 +9,13 @@ import torch
 from common.cli import UserError
 
 
-def can_write(file):
+def check_writable(file):
     """Raise UserError if this file cannot be saved: better now than at the end."""
     if os.path.isdir(file) or not os.access(Path(file).absolute().parent, os.W_OK):
         raise UserError(f"cannot write {file}: make its folder writable")
 
 
-def save(state, *files):
+def save_atomically(state, *files):
     """Save what torch.load() reads to each of these files, in this order.
 
     Until they are whole, their names end in .part.

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, default_convert
 from common.cli import UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SAMPLES = REPOSITORY / "data" / "sample"
+SYNTHETIC_DIR = REPOSITORY / "data" / "sample"
 
 
 def data_root():
@@ -24,12 +24,12 @@ def data_dir(name):
     folder = data_root() / name
     if not os.path.isdir(folder):  # or it may not be looked at
         what = f"no data in {folder}: type `python download_data.py`, or for"
-        draw = f"`python sample_data.py` and `export DATADIR={SAMPLES}`"
+        draw = f"`python sample_data.py` and `export DATADIR={SYNTHETIC_DIR}`"
         raise UserError(f"{what} drawings {draw}")
     return folder
 
 
-class InMemory(Dataset):
+class InMemoryDataset(Dataset):
     """Tensors in memory: images (N, C, H, W) and their labels (N,)."""
 
     def __init__(self, images, labels):
@@ -49,7 +49,7 @@ def prepared_file(folder, split, size):
 
 
 def load_prepared(name, splits, size, classes):
-    """Return an InMemory set for each split, of images (N, 3, size, size), uint8.
+    """Return an InMemoryDataset of uint8 images (N, 3, size, size) for each split.
 
     Labels are 0 to classes - 1. All processes of a node share one copy: the files
     are mapped into memory. Raises UserError if one is missing, damaged, of other
@@ -75,7 +75,7 @@ def load_prepared(name, splits, size, classes):
                 or not 0 <= labels.min() <= labels.max() < classes
             ):
                 raise ValueError(f"labels are not from 0 to {classes - 1}")
-            sets.append(InMemory(images, labels))
+            sets.append(InMemoryDataset(images, labels))
         except FileNotFoundError:
             what = f"{folder} is not prepared, it has no {file.name}: {again}"
             raise UserError(what) from None
@@ -98,7 +98,7 @@ def make_loader(dataset, batch_size, device, *, sampler=None, workers=0, **optio
 
 
 @functools.cache  # copied once per device: a copy in each step would wait for it
-def pixel_values(device, *values):
+def per_channel(device, *values):
     """Return values for each channel, where 1 is 255, as tensors (C, 1, 1)."""
     return torch.tensor(values, device=device).mul(255).view(len(values), -1, 1, 1)
 
@@ -108,5 +108,5 @@ def normalise(images, mean, std):
 
     mean, std: of each channel, where 1 is 255.
     """
-    mean, std = pixel_values(images.device, mean, std)
+    mean, std = per_channel(images.device, mean, std)
     return images.float().sub_(mean).div_(std)

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from common.checkpoint import can_write
+from common.checkpoint import check_writable
 from common.cli import OptionParser, UserError
 from common.data import data_root, prepared_file
 from common.prepare import disk_full_hint, find_image_root, prepare, progress_bar
@@ -89,7 +89,7 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
             fetch_and_unpack(args.url or url, target / raw, unpack, md5)
             source = find_image_root(target, *first)
         target.mkdir(parents=True, exist_ok=True)
-        can_write(files[0])
+        check_writable(files[0])
         prepare(source, target, splits, classes, size, skip_bad=args.skip_bad)
     except OSError as error:
         what = disk_full_hint(error, "choose another --from, or another DATADIR")

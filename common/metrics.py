@@ -21,22 +21,22 @@ def batch_sums(loss, *correct):
     return torch.stack([loss_sum, *(which.sum() for which in correct), count])
 
 
-def means(sums, *names):
+def to_metrics(sums, *names):
     """Return sums as {"loss": mean, "accuracy": %}; this waits for the device.
 
-    names: of the accuracies, if there are others than "accuracy". Of a training's
-    loss see finite(); in 16 bits an early validation's may be none.
+    names: of the accuracies, if there are others than "accuracy". Raises UserError
+    if a training's loss is inf or NaN; in 16 bits an early validation's may be.
     """
     loss_sum, *correct, count = sums.tolist()
     loss = loss_sum / count
     if torch.is_grad_enabled():
-        finite(loss)
+        check_finite(loss)
     percent = [100 * number / count for number in correct]
     return {"loss": loss, **dict(zip(names or ["accuracy"], percent, strict=True))}
 
 
-def finite(loss):
-    """Return this number; raise UserError if it is infinite or none."""
+def check_finite(loss):
+    """Return this number; raise UserError if it is inf or NaN."""
     if not math.isfinite(loss):
         raise UserError(f"the loss is {loss}: type a smaller --lr, or --dtype fp32")
     return loss

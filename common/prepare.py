@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torchvision.transforms.functional import pil_to_tensor
 from tqdm import tqdm
 
-from common.checkpoint import save
+from common.checkpoint import save_atomically
 from common.cli import UserError
 from common.data import prepared_file
 
@@ -79,7 +79,7 @@ def prepare(source, target, splits, classes, size, *, skip_bad=False):
                     raise UserError(
                         f"none of {name} can be read: replace {bad[0]} ..."
                     )
-        save(
+        save_atomically(
             {"images": images, "labels": labels}, prepared_file(target, split, size)
         )
 

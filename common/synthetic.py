@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from common.cli import OptionParser, UserError
-from common.data import SAMPLES
+from common.data import SYNTHETIC_DIR
 from common.prepare import disk_full_hint
 
 
@@ -26,8 +26,9 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
     """
     parser = OptionParser(doc)
     add = parser.add_argument
-    add("--to", type=Path, default=SAMPLES, metavar="FOLDER", help="of the drawings")
-    add("--scale", type=float, default=1, help="how many, of all")
+    text = "where to put the data"
+    add("--to", type=Path, default=SYNTHETIC_DIR, metavar="FOLDER", help=text)
+    add("--scale", type=float, default=1, help="size of the data set, relative")
     args = parser.parse_args()
     target, drawing = args.to / name, args.to / f"{name}.drawing"
     if not 0.01 <= args.scale <= 100:

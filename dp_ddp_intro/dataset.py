@@ -2,13 +2,13 @@
 
 import torch
 
-from common.data import InMemory
+from common.data import InMemoryDataset
 
 VOCABULARY = 256
 
 
 def random_sequences(count, length, seed=0):
-    """Return an InMemory set of tokens (count, length), and of those that come next.
+    """Return an InMemoryDataset of tokens (count, length) and what follows each.
 
     Each token has its own successor, which follows it nine times out of ten; else
     comes any token. Who knows that has a loss of 0.9, and who knows nothing one of
@@ -21,4 +21,4 @@ def random_sequences(count, length, seed=0):
     for i in range(1, length + 1):
         follows = successor[tokens[:, i - 1]]
         tokens[:, i] = torch.where(noise[:, i], tokens[:, i], follows)
-    return InMemory(tokens[:, :-1], tokens[:, 1:])
+    return InMemoryDataset(tokens[:, :-1], tokens[:, 1:])

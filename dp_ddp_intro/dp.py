@@ -20,7 +20,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader
 from common.device import get_device
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
 from model import Transformer
 
@@ -37,7 +37,7 @@ def train(model, batches, optimizer, device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():

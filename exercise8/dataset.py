@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from common.data import InMemory, load_prepared
+from common.data import InMemoryDataset, load_prepared
 
 # Image files are DATADIR/NAME/RAW/SPLIT/CLASS/*, and are made SIZE x SIZE pixels.
 NAME, RAW, SIZE = "dogs-vs-cats", "train-2000", 150
@@ -19,7 +19,7 @@ def dogs_vs_cats():
     Images are uint8 (N, 3, 150, 150). Raises UserError if they are not there.
     """
     sets = load_prepared(NAME, SPLITS, SIZE, len(CLASSES))
-    return [InMemory(split.images, split.labels.float()) for split in sets]
+    return [InMemoryDataset(split.images, split.labels.float()) for split in sets]
 
 
 def augment(images):

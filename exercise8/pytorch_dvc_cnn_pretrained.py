@@ -19,7 +19,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
 
 
@@ -57,7 +57,7 @@ def train(model, loader, optimizer, device):
         loss.backward()
         optimizer.step()
         sums += batch_sums(loss, (output > 0) == (labels > 0))
-    return means(sums)
+    return to_metrics(sums)
 
 
 @torch.no_grad()
@@ -70,7 +70,7 @@ def evaluate(model, loader, device):
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         sums += batch_sums(criterion(output, labels), (output > 0) == (labels > 0))
-    return means(sums)
+    return to_metrics(sums)
 
 
 def fit(model, train_loader, val_loader, optimizer, epochs, device, log):

@@ -21,7 +21,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
 
 
@@ -60,7 +60,7 @@ def train(model, loader, optimizer, device):
         optimizer.step()
         sums += batch_sums(loss, (output > 0) == (labels > 0))
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return means(sums)
+    return to_metrics(sums)
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def evaluate(model, loader, device):
         output = model(normalise(images, MEAN, STD))
         sums += batch_sums(criterion(output, labels), (output > 0) == (labels > 0))
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return means(sums)
+    return to_metrics(sums)
 
 
 def fit(model, train_loader, val_loader, optimizer, epochs, device, log):

@@ -6,7 +6,7 @@ from pathlib import Path
 from torchvision import datasets
 
 from common.cli import UserError
-from common.data import InMemory, data_dir, data_root
+from common.data import InMemoryDataset, data_dir, data_root
 
 # Of its training images, scaled to 0..1.
 MEAN, STD = (0.1307,), (0.3081,)
@@ -38,4 +38,4 @@ def mnist():
             f"the data in {root / 'MNIST'} is damaged ({why}): delete it and "
             "download it again"
         ) from None
-    return [InMemory(split.data[:, None], split.targets) for split in splits]
+    return [InMemoryDataset(split.data[:, None], split.targets) for split in splits]

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
-from common.checkpoint import can_write, save
+from common.checkpoint import check_writable, save_atomically
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog, rank0_print
-from common.metrics import batch_sums, finite, means
+from common.metrics import batch_sums, check_finite, to_metrics
 from dataset import MEAN, STD, mnist
 
 # The learning rates are where one usually starts.
@@ -79,7 +79,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
             seen = min(batch * log.batch, images)
             done = f"{seen}/{images} ({seen / images:.0%})"
             # To read a number waits for the device: not in every step.
-            loss = finite(loss.item())
+            loss = check_finite(loss.item())
             log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss:.6f}")
 
 
@@ -96,7 +96,7 @@ def test(model, device, test_loader):
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    tested = means(sums)
+    tested = to_metrics(sums)
     right, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
     rank0_print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
@@ -119,7 +119,7 @@ def main():
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     if args.save_model:
-        can_write("mnist_cnn.pt")
+        check_writable("mnist_cnn.pt")
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
@@ -156,7 +156,7 @@ def main():
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
     if args.save_model and rank == 0:  # DDP: one process writes
-        save(model.state_dict(), "mnist_cnn.pt")
+        save_atomically(model.state_dict(), "mnist_cnn.pt")
     log.write_result(accuracy=tested["accuracy"], training_seconds=training)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import RandomSampler
 
-from common.checkpoint import can_write, save
+from common.checkpoint import check_writable, save_atomically
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device
 from common.log import RunLog, rank0_print
-from common.metrics import batch_sums, finite, means
+from common.metrics import batch_sums, check_finite, to_metrics
 from dataset import MEAN, STD, mnist
 
 # The learning rates are where one usually starts.
@@ -76,7 +76,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
             seen = min(batch * log.batch, images)
             done = f"{seen}/{images} ({seen / images:.0%})"
             # To read a number waits for the device: not in every step.
-            loss = finite(loss.item())
+            loss = check_finite(loss.item())
             log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss:.6f}")
 
 
@@ -92,7 +92,7 @@ def test(model, device, test_loader):
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
-    tested = means(sums)
+    tested = to_metrics(sums)
     right, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
     rank0_print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
@@ -115,7 +115,7 @@ def main():
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     if args.save_model:
-        can_write("mnist_cnn.pt")
+        check_writable("mnist_cnn.pt")
 
     device = get_device()
     torch.manual_seed(args.seed)
@@ -145,7 +145,7 @@ def main():
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
     if args.save_model:
-        save(model.state_dict(), "mnist_cnn.pt")
+        save_atomically(model.state_dict(), "mnist_cnn.pt")
     log.write_result(accuracy=tested["accuracy"], training_seconds=training)
 
 

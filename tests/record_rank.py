@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DistributedSampler
 
-from common.data import InMemory
+from common.data import InMemoryDataset
 
 DATA = "dogs_vs_cats", "mnist", "cifar100", "cinic"
 SIZES = 36, 20, 36  # to train on in batches of 12; to evaluate, not divisible by 3
@@ -55,7 +55,9 @@ class FixedBatchNorm(nn.BatchNorm2d):
 def shorten(load):
     def load_fewer():
         sets = zip(load(), SIZES, strict=False)
-        return [InMemory(s.images[:size], s.labels[:size]) for s, size in sets]
+        return [
+            InMemoryDataset(s.images[:size], s.labels[:size]) for s, size in sets
+        ]
 
     return load_fewer
 
@@ -112,7 +114,9 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
 
         def noting(*args):
             result = function(*args)
-            seen["means"].append({**result} if name == "means" else {"loss": result})
+            seen["means"].append(
+                {**result} if name == "to_metrics" else {"loss": result}
+            )
             return result
 
         setattr(module, name, noting)
@@ -131,10 +135,10 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
         seen["graphs"] = counters["stats"]["unique_graphs"]
         torch.save(seen, f"{rank}.pt")
 
-    for name in ("means", "finite"):
+    for name in ("to_metrics", "check_finite"):
         if hasattr(module, name):
             note(name)
-    if hasattr(module, "save"):
-        save, module.save = module.save, check_save
+    if hasattr(module, "save_atomically"):
+        save, module.save_atomically = module.save_atomically, check_save
     module.get_device, module.train = check_device, noting_train
     module.main = noting_main

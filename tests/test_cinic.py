@@ -128,19 +128,19 @@ def test_autocast_is_in_the_model():
 def test_no_synchronisation_on_a_gpu(script, dtype, monkeypatch):
     """After a first epoch, and until the sums are read at the end of the second."""
     largest_batch, module = (load("cinic_lab", n) for n in ("largest_batch", script))
-    train, means, epochs = module.train, module.means, []
+    train, to_metrics, epochs = module.train, module.to_metrics, []
 
     def strict_train(*args):
         epochs.append(args)
         torch.cuda.set_sync_debug_mode("error" if len(epochs) > 1 else "default")
         train(*args)
 
-    def relaxed_means(*args):
+    def relaxed_metrics(*args):
         torch.cuda.set_sync_debug_mode("default")
-        return means(*args)
+        return to_metrics(*args)
 
     monkeypatch.setattr(module, "train", strict_train)
-    monkeypatch.setattr(module, "means", relaxed_means)
+    monkeypatch.setattr(module, "to_metrics", relaxed_metrics)
     dtype = torch.bfloat16 if dtype else None
     device = torch.device("cuda", 0)
     largest_batch.train(module, "resnet18", 4, device, dtype)

@@ -298,14 +298,16 @@ def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
     """On a GPU, without one: a tensor on another device raises, as it does there."""
     script, read = load(exercise, name), []
     zeros = dict.fromkeys(["loss", "accuracy", "acc1", "acc5"], 0.0)
-    monkeypatch.setattr(script, "means", lambda sums, *_: read.append(sums) or zeros)
+    monkeypatch.setattr(
+        script, "to_metrics", lambda sums, *_: read.append(sums) or zeros
+    )
     monkeypatch.setattr(FakeTensor, "tolist", lambda sums: [0.0] * len(sums))
-    data.pixel_values.cache_clear()  # it keeps tensors for the next call
+    data.per_channel.cache_clear()  # it keeps tensors for the next call
     with FakeTensorMode():
         forward(script)
         with pytest.raises(RuntimeError, match="device"):
             torch.zeros(3, device=CUDA) + torch.zeros(3)
-    data.pixel_values.cache_clear()
+    data.per_channel.cache_clear()
     assert all(sums.device == CUDA for sums in read)
 
 
@@ -466,7 +468,7 @@ def test_each_site_gives_a_python(site, tmp_path):
         ({"SITE": "alvis", "FRAMEWORK": "tensorflow"}, "module load TensorFlow"),
         ({"SITE": "lumi", "SIF": "", "FRAMEWORK": "tensorflow"}, "lumi-tensorflow"),
         ({"SITE": "conda", "FRAMEWORK": "tensorflow"}, "multigpu-tensorflow"),
-        ({"FRAMEWORK": "tensorflow"}, "type `make venv`"),
+        ({"FRAMEWORK": "jax"}, "type `make venv`"),
         ({"SLURM_CLUSTER_NAME": "nobody-knows"}, "venv/bin/python"),
         ({}, "venv/bin/python"),
         ({"SITE": "nowhere"}, "nowhere.sh: No such file"),

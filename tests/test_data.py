@@ -38,7 +38,7 @@ from torchvision.transforms.v2 import functional as F
 
 from common import download, prepare
 from common.data import load_prepared, make_loader, normalise
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 
 CPU = torch.device("cpu")
 SETS = {exercise: load(exercise, "dataset") for exercise in WITH_DATA}
@@ -156,7 +156,7 @@ def test_top1_and_top5():
     assert five.tolist() == [True, True, True, False]
     sums = batch_sums(torch.tensor(2.0), first, five)
     expected = {"loss": 2.0, "acc1": 25.0, "acc5": 75.0}
-    assert means(sums, "acc1", "acc5") == expected
+    assert to_metrics(sums, "acc1", "acc5") == expected
 
 
 # MNIST and CIFAR-100, which the scripts read as they are

@@ -18,7 +18,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
 
 
@@ -51,7 +51,7 @@ def train(model, loader, optimizer, device):
         optimizer.step()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)
-    return means(sums)
+    return to_metrics(sums)
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def evaluate(model, loader, device):
         loss = cross_entropy(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():

@@ -18,7 +18,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, flip, shapes
 
 
@@ -53,7 +53,7 @@ def train(model, batches, optimizer, device):
         optimizer.step()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)
-    return means(sums)
+    return to_metrics(sums)
 
 
 @torch.inference_mode()
@@ -66,7 +66,7 @@ def evaluate(model, batches, device):
         loss = criterion(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():

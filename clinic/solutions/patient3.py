@@ -19,7 +19,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
 
 
@@ -58,7 +58,7 @@ def train(model, loader, optimizer, device):
         optimizer.step()
         sums += of_batch
     dist.all_reduce(sums)
-    return means(sums)
+    return to_metrics(sums)
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def evaluate(model, loader, device):
     for images, labels in loader:
         sums += forward(model, images, labels, device)[1]
     dist.all_reduce(sums)
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():

@@ -18,7 +18,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader
 from common.device import get_device, get_ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import shapes
 
 
@@ -83,7 +83,7 @@ def main():
             optimizer.step()
             train_sums += batch_sums(loss, output.argmax(dim=1) == labels)
         dist.all_reduce(train_sums)
-        trained = means(train_sums)
+        trained = to_metrics(train_sums)
         seconds = time.perf_counter() - start
 
         net.eval()
@@ -95,7 +95,7 @@ def main():
                 loss = cross_entropy(output, labels)
                 val_sums += batch_sums(loss, output.argmax(dim=1) == labels)
         dist.all_reduce(val_sums)
-        validated = means(val_sums)
+        validated = to_metrics(val_sums)
         images = len(train_set)
         log.epoch(epoch, images, seconds, train=trained, validation=validated)
 

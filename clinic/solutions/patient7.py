@@ -17,7 +17,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
 
 criterion = nn.CrossEntropyLoss()
@@ -68,7 +68,7 @@ def evaluate(model, batches, device):
         output = model(normalise(images, MEAN, STD))
         loss = criterion(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():
@@ -103,7 +103,7 @@ def main():
         if rank == 0:
             tested = evaluate(model, val_loader, device)  # FIX: it asks no others
         dist.all_reduce(sums)
-        trained = means(sums)
+        trained = to_metrics(sums)
         log.epoch(epoch, images, seconds, train=trained, validation=tested)
     log.write_result(accuracy=tested["accuracy"])
     dist.destroy_process_group()

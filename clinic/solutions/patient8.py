@@ -18,7 +18,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, shapes
 
 
@@ -61,18 +61,18 @@ class Trainer:
             loss.backward()
             self.optimizer.step()
             total += sums
-        return self.means(total)
+        return self.to_metrics(total)
 
     @torch.no_grad()
     def evaluate(self):
         total = torch.zeros(3, device=self.device)
         for images, labels in self.val_loader:
             total += self.sums(self.model, images, labels)[1]
-        return self.means(total)
+        return self.to_metrics(total)
 
-    def means(self, sums):
+    def to_metrics(self, sums):
         dist.all_reduce(sums)
-        return means(sums)
+        return to_metrics(sums)
 
     def fit(self, epochs, every, log):
         """Train for these epochs, and return the last validation's accuracy in %."""

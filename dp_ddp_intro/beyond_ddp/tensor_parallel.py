@@ -22,7 +22,7 @@ from common.cli import OptionParser, UserError, at_least  # TP: for one line
 from common.data import make_loader
 from common.device import get_device, get_ranks  # TP: its ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
 from model import Transformer
 
@@ -39,7 +39,7 @@ def train(model, batches, optimizer, device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():

@@ -22,7 +22,7 @@ from common.cli import OptionParser, at_least
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog
-from common.metrics import batch_sums, means
+from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
 from model import Transformer
 
@@ -40,7 +40,7 @@ def train(model, batches, optimizer, device):
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return means(sums)
+    return to_metrics(sums)
 
 
 def main():
