@@ -42,7 +42,7 @@ def cifar100():
             splits.append(InMemoryDataset(images, labels))
     except FileNotFoundError:
         raise UserError(
-            f"no {file}: move {folder} away, and type `python download_data.py`"
+            f"no {file}: move {folder} away, and run `python download_data.py`"
         ) from None
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None

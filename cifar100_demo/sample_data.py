@@ -1,8 +1,8 @@
-"""Draws a small stand-in for CIFAR-100, in its files' format.
+"""Makes synthetic data in place of CIFAR-100, in its files' format.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository. The same images are drawn every time.
+It goes to data/sample in the repository. The images are the same every time.
 """
 
 import math

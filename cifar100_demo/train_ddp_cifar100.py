@@ -1,11 +1,11 @@
-"""ResNet-152 on CIFAR-100: one GPU, its DataParallel twin, and its DDP twin.
+"""ResNet-152 on CIFAR-100: one GPU, its DataParallel and DDP counterparts.
 
     sbatch run_single_cifar.sh             # train_cifar100.py: one GPU
     sbatch run_data_parallel_cifar100.sh   # train_data_parallel.py: DataParallel
     sbatch run_ddp_cifar100.sh             # train_ddp_cifar100.py: DDP
 
-Without Slurm type bash in place of sbatch. Without a GPU a step of ResNet-152 takes
-minutes: add --arch resnet18 --image-size 40.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a step of ResNet-152
+takes minutes there.
 """
 
 import time

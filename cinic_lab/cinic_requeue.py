@@ -7,7 +7,7 @@
     sbatch run-2gpus.sh cinic_dp.py          # 4: DataParallel
     sbatch run-2nodes.sh cinic_ddp.py        # 5: DistributedDataParallel
 
-Without Slurm type bash in place of sbatch; it works without a GPU, too.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
 """
 
 import time
@@ -144,7 +144,7 @@ def main():
     model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if own := state.find_own_checkpoint():  # REQUEUE: the job was started again
-        args.resume = own  # REQUEUE: nobody was there to type --resume
+        args.resume = own  # REQUEUE: nobody was there to use --resume
     if args.resume is not None:
         state.resume(args.resume)
     start = time.perf_counter()

@@ -7,7 +7,7 @@
     sbatch run-2gpus.sh cinic_dp.py          # 4: DataParallel
     sbatch run-2nodes.sh cinic_ddp.py        # 5: DistributedDataParallel
 
-Without Slurm type bash in place of sbatch; it works without a GPU, too.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""Draws a small stand-in for CINIC-10, in its folders and format.
+"""Makes synthetic data in place of CINIC-10, in its folders and format.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository. The same images are drawn every time.
+It goes to data/sample in the repository. The images are the same every time.
 """
 
 import colorsys

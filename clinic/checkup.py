@@ -243,7 +243,7 @@ def main():
     add("options", nargs=argparse.REMAINDER, help="its options")
     args = parser.parse_args()
     if not os.path.isfile(args.script) or "RANK" not in os.environ:
-        print("Error: type bash run-2gpus.sh checkup.py SCRIPT.py", file=sys.stderr)
+        print("Error: run bash run-2gpus.sh checkup.py SCRIPT.py", file=sys.stderr)
         sys.exit(2)
     # torchrun has a store for this and for the script's init_process_group.
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -3,7 +3,7 @@
     sbatch run-2gpus.sh patient3.py
 
 In the first stage the features stay as they are; in the second all is fine-tuned.
-Without Slurm type bash in place of sbatch.
+It needs no GPU.
 """
 
 import time

@@ -2,7 +2,7 @@
 
     sbatch run-2gpus.sh patient4.py
 
-Without Slurm type bash in place of sbatch.
+It needs no GPU.
 """
 
 import time

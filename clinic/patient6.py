@@ -4,7 +4,7 @@
     sbatch run-2gpus.sh patient6.py --epochs 8 --resume
 
 The checkpoint is logs/patient6.pt, saved after each epoch.
-Without Slurm type bash in place of sbatch.
+It needs no GPU.
 """
 
 import os

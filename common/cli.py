@@ -10,24 +10,24 @@ import time
 
 # Words of others' errors (a regular expression): what is wrong, what to do.
 HINTS = {
-    "no kernel image": "PyTorch has no code for this GPU: type `TORCH=cu126 make "
+    "no kernel image": "PyTorch has no code for this GPU: run `TORCH=cu126 make "
     "venv`, or see docs/CLUSTER.md#which-pytorch",
     "/dev/shm/nccl": "no shared memory is left for NCCL: start the container with "
-    "--shm-size=1g, or type `export NCCL_SHM_DISABLE=1`",
-    "</torch_|shared memory": "no shared memory is left: type --workers 0",
+    "--shm-size=1g, or run `export NCCL_SHM_DISABLE=1`",
+    "</torch_|shared memory": "no shared memory is left: use --workers 0",
     "No space left|quota exceeded": "the disk is full: make room",
-    "out of memory|t allocate memory": "out of memory: type a smaller --batch-size",
+    "out of memory|t allocate memory": "out of memory: use a smaller --batch-size",
     "Unable to find address for": "this machine has no network interface of that "
-    "name: type `unset GLOO_SOCKET_IFNAME`",
-    "No API key": "W&B has no key: type `python -m wandb login`, or `export "
+    "name: run `unset GLOO_SOCKET_IFNAME`",
+    "No API key": "W&B has no key: run `python -m wandb login`, or `export "
     "WANDB_MODE=offline`",
     "more than 1 value per channel": "BatchNorm needs a last batch of more than one "
-    "image: type another --batch-size",
+    "image: use another --batch-size",
 }
 
 
 class UserError(Exception):
-    """A user's mistake, in one line: what is wrong, what to type next."""
+    """A user's mistake, in one line: what is wrong, what to do."""
 
     def __init__(self, text):
         super().__init__(" ".join(text.splitlines()))  # others' errors may have more

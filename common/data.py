@@ -23,9 +23,9 @@ def data_dir(name):
     """Return the folder of a data set, or raise UserError if it is not there."""
     folder = data_root() / name
     if not os.path.isdir(folder):  # or it may not be looked at
-        what = f"no data in {folder}: type `python download_data.py`, or for"
-        draw = f"`python sample_data.py` and `export DATADIR={SYNTHETIC_DIR}`"
-        raise UserError(f"{what} drawings {draw}")
+        what = f"no data in {folder}: run `python download_data.py`, or for"
+        make = f"`python sample_data.py` and `export DATADIR={SYNTHETIC_DIR}`"
+        raise UserError(f"{what} synthetic data {make}")
     return folder
 
 
@@ -56,7 +56,7 @@ def load_prepared(name, splits, size, classes):
     images, or not to be read.
     """
     folder, sets = data_dir(name), []
-    again = "type `python download_data.py` on a login node"
+    again = "run `python download_data.py` on a login node"
     for split in splits:
         file = prepared_file(folder, split, size)
         try:

@@ -28,7 +28,7 @@ def get_ranks():
         launcher = "python -m common.torchrun --standalone --nproc-per-node=2"
         script = sys.argv[0]
         raise UserError(
-            f"{script} needs one process per GPU: type `{launcher} {script}`"
+            f"{script} needs one process per GPU: run `{launcher} {script}`"
         )
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
     return tuple(int(os.environ[name]) for name in names)
@@ -57,7 +57,7 @@ def get_device(local_rank=None):
     ):
         raise UserError(
             f"{sys.argv[0]} is for one process, but RANK={rank} and WORLD_SIZE="
-            f"{world_size}: start its multi-GPU counterpart, or type `unset RANK "
+            f"{world_size}: start its multi-GPU counterpart, or run `unset RANK "
             f"WORLD_SIZE` and `python {sys.argv[0]}`"
         )
     gpus = count_gpus()
@@ -72,14 +72,14 @@ def get_device(local_rank=None):
         if given != "0" and not hidden:
             raise UserError(
                 f"PyTorch {torch.__version__} sees none of this job's {given} GPUs: "
-                "start ../bench/check.py in the same way, which says why, or type "
+                "start ../bench/check.py in the same way, which says why, or run "
                 "`export CUDA_VISIBLE_DEVICES=-1` to use CPUs"
             )
         return torch.device("cpu")
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if processes > gpus:
         raise UserError(
-            f"{processes} processes, but {gpus} GPU on this node: type "
+            f"{processes} processes, but {gpus} GPU on this node: use "
             f"--nproc-per-node={gpus}, or CUDA_VISIBLE_DEVICES=-1 in front for CPUs"
         )
     index = local_rank or 0

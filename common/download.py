@@ -55,11 +55,11 @@ def fetch(url, file, checksum="", *, algorithm="md5"):
             what = disk_full_hint(error, "try again on a login node")
             raise UserError(f"{url}: {error}; {what}") from None
     if part.stat().st_size < total:
-        raise UserError(f"{url} broke off: type the same again, and it goes on")
+        raise UserError(f"{url} broke off: run the command again, and it goes on")
     found = hashlib.new(algorithm, part.read_bytes(), usedforsecurity=False)
     if not found.hexdigest().startswith(checksum):
         part.unlink()
-        raise UserError(f"{url} failed its checksum: type the same again")
+        raise UserError(f"{url} failed its checksum: run the command again")
     part.rename(file)
 
 
@@ -84,7 +84,7 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
             return
         source = find_image_root(args.source or target, *first)
         if not source and args.source:
-            raise UserError(f"no {'/'.join(first)}/ in {args.source}: type another")
+            raise UserError(f"no {'/'.join(first)}/ in {args.source}: use another")
         if not source:
             fetch_and_unpack(args.url or url, target / raw, unpack, md5)
             source = find_image_root(target, *first)

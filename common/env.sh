@@ -12,7 +12,7 @@ if [[ ! ${SITE:-} && ! -f $common/sites/$site.sh ]]; then
 fi
 for name in GPUS NODES SLURM_GPUS_ON_NODE DDP_TIMEOUT; do
     if [[ ! ${!name:-1} =~ ^[1-9][0-9]{0,5}$ ]]; then
-        echo "Error: $name=${!name} is not a number from 1 on: type \`unset $name\`" >&2
+        echo "Error: $name=${!name} is not a number from 1 on: run \`unset $name\`" >&2
         return 2
     fi
 done
@@ -32,7 +32,7 @@ source "$common/sites/$site.sh" || return 2
 # To look a package up is quick, to import it is not. A folder of its name has no origin.
 find="from importlib.util import find_spec; exit(not find_spec('$framework').origin)"
 if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
-    echo "Error: no $framework for ${PYTHON[*]}: type \`make venv\` in" \
+    echo "Error: no $framework for ${PYTHON[*]}: run \`make venv\` in" \
         "$(dirname "$common"), or see $common/sites/$site.sh" >&2
     return 2
 fi

@@ -38,5 +38,5 @@ def to_metrics(sums, *names):
 def check_finite(loss):
     """Return this number; raise UserError if it is inf or NaN."""
     if not math.isfinite(loss):
-        raise UserError(f"the loss is {loss}: type a smaller --lr, or --dtype fp32")
+        raise UserError(f"the loss is {loss}: use a smaller --lr, or --dtype fp32")
     return loss

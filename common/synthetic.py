@@ -1,4 +1,4 @@
-"""What the sample_data.py of the exercises share: they draw small stand-ins."""
+"""What the sample_data.py of the exercises share: they make synthetic data."""
 
 import shutil
 from pathlib import Path
@@ -32,17 +32,17 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
     args = parser.parse_args()
     target, drawing = args.to / name, args.to / f"{name}.drawing"
     if not 0.01 <= args.scale <= 100:
-        raise UserError(f"--scale {args.scale}: type a number from 0.01 to 100")
+        raise UserError(f"--scale {args.scale}: use a number from 0.01 to 100")
     try:
         if not target.exists():
             shutil.rmtree(drawing, ignore_errors=True)
-            print(f"Drawing {target}", flush=True)
+            print(f"Making {target}", flush=True)
             draw(drawing, args.scale)
             drawing.rename(target)
         prepare(target)
     except OSError as error:
         shutil.rmtree(drawing, ignore_errors=True)
         where = error.filename or target
-        what = disk_full_hint(error, "type another --to")
+        what = disk_full_hint(error, "use another --to")
         raise UserError(f"{where}: {error.strerror}; {what}") from None
-    print(f"{target} is ready: type `export DATADIR={args.to.resolve()}`")
+    print(f"{target} is ready: run `export DATADIR={args.to.resolve()}`")

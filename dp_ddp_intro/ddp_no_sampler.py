@@ -6,8 +6,7 @@
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
     sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
 
-Without Slurm type bash in place of sbatch. Without a GPU add
---layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
 
 import time

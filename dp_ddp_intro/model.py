@@ -57,7 +57,7 @@ class Transformer(nn.Module):
         super().__init__()
         if width % heads:
             raise UserError(
-                f"a width of {width} cannot be split over {heads} heads: type "
+                f"a width of {width} cannot be split over {heads} heads: use "
                 f"--width {-(-width // heads) * heads}"
             )
         self.verbose = verbose

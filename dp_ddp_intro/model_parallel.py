@@ -3,8 +3,8 @@
     sbatch jobscript_ddp.sh model_parallel.py --micro-batches 4
 
 It trains first naively (while one half works, the other waits), then with each
-batch cut into micro-batches, so that both work. Without Slurm type bash in place of
-sbatch. Without a GPU add --layers 2 --width 128 --heads 4 --length 64 --lr 0.003.
+batch cut into micro-batches, so that both work. Without a GPU add $SMALL, which
+`source common/env.sh` sets: a small model.
 beyond_ddp/pipeline.py has it by PyTorch's own module, on any number of GPUs.
 """
 
@@ -96,7 +96,7 @@ def main():
     rank, local_rank, world_size = get_ranks()
     if world_size != 2:
         raise UserError(
-            f"two halves cannot be put on {world_size} GPUs: type "
+            f"two halves cannot be put on {world_size} GPUs: run "
             "`bash jobscript_ddp.sh model_parallel.py`"
         )
     device = get_device(local_rank)

@@ -46,7 +46,7 @@ def load_features(backbone, weights="imagenet"):
         nn.ModuleDict({"features": features}).load_state_dict(state)
     except FileNotFoundError:
         raise UserError(
-            f"no weights in {file}: type `python download_weights.py` on a login "
+            f"no weights in {file}: run `python download_weights.py` on a login "
             "node, or add --backbone tinyvgg"
         ) from None
     except OSError as error:

@@ -5,8 +5,8 @@
     sbatch run.sh pytorch_dvc_cnn_pretrained_largedata.py         # 22,000 photos
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_largedata_multigpu.py
 
-Without Slurm type bash in place of sbatch; it works without a GPU, too. On a CPU add
---backbone tinyvgg: it takes seconds where VGG16 takes minutes.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a small model
+that takes seconds where VGG16 takes minutes.
 """
 
 import time

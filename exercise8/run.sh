@@ -12,4 +12,4 @@
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 source common/env.sh
-exec "${PYTHON[@]}" "${1:?no script: type sbatch run.sh SCRIPT.py}" "${@:2}"
+exec "${PYTHON[@]}" "${1:?no script: run sbatch run.sh SCRIPT.py}" "${@:2}"

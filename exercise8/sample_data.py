@@ -1,8 +1,8 @@
-"""Draws a small stand-in for dogs vs. cats, in its folders and formats.
+"""Makes synthetic data in place of dogs vs. cats, in its folders and formats.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository. The same images are drawn every time.
+It goes to data/sample in the repository. The images are the same every time.
 """
 
 import math

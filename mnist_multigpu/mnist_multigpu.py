@@ -4,7 +4,7 @@
     sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line by line
     sbatch slurm_ddp.sh          # mnist_ddp.py: DistributedDataParallel
 
-Without Slurm type bash in place of sbatch; it works without a GPU, too.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
 """
 
 import time

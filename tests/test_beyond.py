@@ -88,7 +88,7 @@ class Evil:
 def test_metadata_that_is_damaged_or_calls_something(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".metadata").write_bytes(content)
-    with raises_user_error("metadata is damaged .*: type another --resume"):
+    with raises_user_error("metadata is damaged .*: use another --resume"):
         load("shards").reading(tmp_path, 3, None).__enter__()
     assert not (tmp_path / "called").exists()
 
@@ -97,8 +97,8 @@ def test_metadata_that_is_damaged_or_calls_something(content, tmp_path, monkeypa
 def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
     _, (first, second, last) = saved
     for options, words in (
-        (["--width=64", f"--resume={first}"], "type the options of its run"),
-        (["--epochs=3", f"--resume={last}"], "has 3 epochs: type --epochs 4"),
+        (["--width=64", f"--resume={first}"], "use the options of its run"),
+        (["--epochs=3", f"--resume={last}"], "has 3 epochs: use --epochs 4"),
         ([f"--resume={damaged(second, tmp_path)}"], "failed reading zip archive"),
     ):
         run = start(tmp_path, "fsdp_checkpoint", *options)
@@ -118,7 +118,7 @@ def test_no_checkpoint_there(tmp_path, monkeypatch):
         if name[0] != "c":
             (tmp_path / "logs" / name / ".metadata").touch()
     for name in ("none", "logs/c/epoch3"):
-        why = f"^no whole checkpoint in {name}: type --resume logs/b/epoch1$"
+        why = f"^no whole checkpoint in {name}: use --resume logs/b/epoch1$"
         with raises_user_error(why):
             reading(name, 1, None).__enter__()
 
@@ -197,19 +197,19 @@ def test_a_pipeline_does_what_is_drawn(schedule, name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "script, ranks, options, words",
     [
-        ("tensor_parallel", 2, ["--heads=1"], "1 heads, but 2 GPUs: type --heads 2"),
-        ("fsdp_tp", 2, ["--tensor=3"], "3 must divide 2 and 4: type --tensor 1"),
-        ("fsdp_tp", 4, ["--heads=1"], "2 must divide 4 and 1: type --tensor 1"),
+        ("tensor_parallel", 2, ["--heads=1"], "1 heads, but 2 GPUs: use --heads 2"),
+        ("fsdp_tp", 2, ["--tensor=3"], "3 must divide 2 and 4: use --tensor 1"),
+        ("fsdp_tp", 4, ["--heads=1"], "2 must divide 4 and 1: use --tensor 1"),
         ("pipeline", 4, [], "4 stages .*--layers 4"),
         ("pipeline", 2, ["--schedule=Interleaved1F1B"], "4 stages .*--layers 4"),
-        ("pipeline", 2, ["--micro-batches=3"], "16 .* 3 .*: type --batch-size 3"),
-        ("pipeline", 2, ["--sequences=70"], "have 6 .* not 16: type --sequences 80"),
+        ("pipeline", 2, ["--micro-batches=3"], "16 .* 3 .*: use --batch-size 3"),
+        ("pipeline", 2, ["--sequences=70"], "have 6 .* not 16: use --sequences 80"),
         ("pipeline", 2, ["--micro-batches=1"], "--micro-batches 2, or .* GPipe"),
         (
             "pipeline",
             2,
             ["--schedule=Interleaved1F1B", "--layers=4", "--micro-batches=1"],
-            "2 GPUs in turns: type --micro-batches 2",
+            "2 GPUs in turns: use --micro-batches 2",
         ),
     ],
 )
@@ -251,7 +251,7 @@ def test_without_a_compiler_one_line_says_so(tmp_path):
     done = run([sys.executable, "-c", code], HERE, **env)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("Error: torch.compile has no compiler: type `g++ --ver")
+    assert line.startswith("Error: torch.compile has no compiler: run `g++ --ver")
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -499,7 +499,7 @@ def test_options_change_their_parts(what_fits, capsys):
 
 
 def test_not_whole_nodes(what_fits):
-    with raises_user_error("12 GPUs are not whole nodes of 8: type --gpus 8"):
+    with raises_user_error("12 GPUs are not whole nodes of 8: use --gpus 8"):
         call(what_fits, "--gpus", 12)
 
 

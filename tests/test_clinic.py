@@ -407,7 +407,7 @@ def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
 
 
 def test_it_says_how_to_start_it(tmp_path):
-    line = "Error: type bash run-2gpus.sh checkup.py SCRIPT.py\n"
+    line = "Error: run bash run-2gpus.sh checkup.py SCRIPT.py\n"
     (tmp_path / "script.py").write_text("")
     for script, ranks in (("no.py", 2), ("script.py", 0)):
         run = Run(tmp_path, "", "clinic/checkup.py", script, ranks=ranks)

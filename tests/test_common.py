@@ -109,7 +109,7 @@ def test_a_script_for_one_process_started_as_two(monkeypatch):
         get_device()
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setenv("RANK", "1")  # left in a shell: it would print nothing
-    with raises_user_error("is for one process, but RANK=1 .*type `unset RANK"):
+    with raises_user_error("is for one process, but RANK=1 .*run `unset RANK"):
         get_device()
 
 
@@ -468,15 +468,15 @@ def test_each_site_gives_a_python(site, tmp_path):
         ({"SITE": "alvis", "FRAMEWORK": "tensorflow"}, "module load TensorFlow"),
         ({"SITE": "lumi", "SIF": "", "FRAMEWORK": "tensorflow"}, "lumi-tensorflow"),
         ({"SITE": "conda", "FRAMEWORK": "tensorflow"}, "multigpu-tensorflow"),
-        ({"FRAMEWORK": "jax"}, "type `make venv`"),
+        ({"FRAMEWORK": "jax"}, "run `make venv`"),
         ({"SLURM_CLUSTER_NAME": "nobody-knows"}, "venv/bin/python"),
         ({}, "venv/bin/python"),
         ({"SITE": "nowhere"}, "nowhere.sh: No such file"),
         ({"SITE": "nowhere"}, "status=2"),
         ({"SITE": "conda", "CONDA": "none"}, "Error: no conda: load its module in"),
-        ({"SITE": "lumi", "SBATCH_ACCOUNT": ""}, "type export SBATCH_ACCOUNT="),
+        ({"SITE": "lumi", "SBATCH_ACCOUNT": ""}, "run export SBATCH_ACCOUNT="),
         ({"GPUS": "two"}, "Error: GPUS=two is not a number from 1 on"),
-        ({"SLURM_GPUS_ON_NODE": "0"}, "type `unset SLURM_GPUS_ON_NODE`"),
+        ({"SLURM_GPUS_ON_NODE": "0"}, "run `unset SLURM_GPUS_ON_NODE`"),
         ({"DDP_TIMEOUT": "-1"}, "Error: DDP_TIMEOUT=-1 is"),
     ],
 )

@@ -347,12 +347,12 @@ def test_a_file_for_each_split_that_processes_share(source, target):
         assert batch[:, 0, 4, 4].tolist() == [count - 1, 3]
         assert labels.tolist() == [1, 0]
     (target / "test-8.pt").write_bytes(b"half")
-    with raises_user_error("cannot read .*if it is damaged, delete it, and type"):
+    with raises_user_error("cannot read .*if it is damaged, delete it, and run"):
         load_prepared("set", SPLITS, 8, 2)
     (target / "test-8.pt").unlink()
-    with raises_user_error("not prepared, it has no test-8.pt: type `python down"):
+    with raises_user_error("not prepared, it has no test-8.pt: run `python down"):
         load_prepared("set", SPLITS, 8, 2)
-    with raises_user_error("no data in .*type `python download_data.py`"):
+    with raises_user_error("no data in .*run `python download_data.py`"):
         load_prepared("another", SPLITS, 8, 2)
 
 
@@ -489,7 +489,7 @@ def test_fetch_goes_on_where_it_broke_off(server, tmp_path, resumes):
     body = bytes(range(256)) * 10000
     server.files["/file"], server.breaks, server.resumes = body, [1000000], resumes
     fetch = partial(download.fetch, f"{server.url}/file", tmp_path / "file")
-    with raises_user_error("broke off: type the same again|IncompleteRead"):
+    with raises_user_error("broke off: run the command again|IncompleteRead"):
         fetch()
     assert names(tmp_path) == ["file.part"]
     fetch(hashlib.sha256(body).hexdigest()[:8], algorithm="sha256")
@@ -770,7 +770,7 @@ def test_synthetic_data(exercise, sample, tmp_path):
         with raises_user_error("--scale"):
             again(f"--scale={scale}")
     (tmp_path / "file").write_text("")
-    with raises_user_error("type another --to"):
+    with raises_user_error("use another --to"):
         again("--to", tmp_path / "file/x")
 
 

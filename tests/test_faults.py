@@ -266,7 +266,7 @@ def test_a_mistake_of_all_ranks_is_said_once(launch, intro):
 def test_a_loss_that_is_not_finite_ends_the_run(intro):
     command = [sys.executable, "single.py", *SMALL, "--lr=1000000000"]
     done = run(command, intro)
-    fails_line = r"Error: the loss is (nan|inf): type a smaller --lr.*\n"
+    fails_line = r"Error: the loss is (nan|inf): use a smaller --lr.*\n"
     assert done.returncode == 2 and re.fullmatch(fails_line, done.stderr)
     assert not (intro / "logs/results.jsonl").exists()
 
@@ -276,14 +276,14 @@ def raise_error(error, cause=None):
 
 
 OTHERS = {
-    "out of memory: type a smaller --batch-size": lambda: torch.empty(10**15),
+    "out of memory: use a smaller --batch-size": lambda: torch.empty(10**15),
     "BatchNorm needs a last batch of more than": lambda: torch.nn.BatchNorm1d(3)(
         torch.ones(1, 3)
     ),
     "the disk is full: make room": lambda: raise_error(
         OSError(28, os.strerror(28), "x")
     ),
-    "PyTorch has no code for this GPU: type `TORCH=cu126": lambda: raise_error(
+    "PyTorch has no code for this GPU: run `TORCH=cu126": lambda: raise_error(
         RuntimeError("CUDA error: no kernel image is available for execution")
     ),
     "this machine has no network interface of that name": lambda: raise_error(
@@ -292,7 +292,7 @@ OTHERS = {
     "no shared memory is left for NCCL": lambda: raise_error(
         RuntimeError("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 9 bytes")
     ),
-    "no shared memory is left: type --workers 0": lambda: raise_error(
+    "no shared memory is left: use --workers 0": lambda: raise_error(
         RuntimeError("DataLoader worker (pid 7) exited unexpectedly"),
         RuntimeError("Bus error. It is possible that ... out of shared memory"),
     ),
@@ -323,7 +323,7 @@ def test_workers_without_shared_memory():
     # A worker that is killed says so itself (with Python 3.10 after a zero byte).
     said = done.stderr.replace("\0", "").splitlines()
     (line,) = [li for li in said if not li.startswith("ERROR: Unexpected bus error")]
-    assert line.startswith("Error: no shared memory is left: type --workers 0")
+    assert line.startswith("Error: no shared memory is left: use --workers 0")
     assert done.returncode == 2
 
 

@@ -77,7 +77,7 @@ def test_the_pages_need_nothing_else(pages):
 def chromium():
     playwright = pytest.importorskip("playwright.sync_api")
     if not (path := shutil.which("chromium")):
-        pytest.skip("no Chromium here: type sudo apt-get install chromium")
+        pytest.skip("no Chromium here: run sudo apt-get install chromium")
     with playwright.sync_playwright() as play:
         yield play.chromium.launch(executable_path=path, args=["--no-sandbox"])
 

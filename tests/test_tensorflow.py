@@ -138,7 +138,7 @@ def test_mistakes_are_told_in_a_line(room):
     assert "sbatch jobscript_tensorflow_2nodes.sh" in done.stderr.splitlines()[-1]
     command = ["bash", "jobscript_tensorflow.sh", "tensorflow/mirrored_strategy.py"]
     for options, words in (
-        (["--sequences", 16, "--batch-size", 16], "type --sequences 32"),
+        (["--sequences", 16, "--batch-size", 16], "use --sequences 32"),
         (["--heads", 3], "--width 33"),
     ):
         done = run([*command, *TINY, *options], room)
@@ -169,4 +169,4 @@ def test_a_loss_that_is_not_finite_ends_the_run(room):
     command = ["bash", "jobscript_tensorflow.sh", "tensorflow/single.py", *TINY]
     done = run([*command, "--lr", 1e9, "--sequences", 64], room)
     assert done.returncode == 2 and not (room / "logs/results.jsonl").exists()
-    assert re.fullmatch(r"Error: the loss is (nan|inf): type a .*\n", done.stderr)
+    assert re.fullmatch(r"Error: the loss is (nan|inf): use a .*\n", done.stderr)

@@ -3,7 +3,7 @@
     sbatch run-2gpus.sh patient2.py
 
 Augmentation stands in for the many images that we do not have: 512 are few.
-Without Slurm type bash in place of sbatch.
+It needs no GPU.
 """
 
 import time

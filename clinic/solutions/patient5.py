@@ -3,7 +3,7 @@
     sbatch run-2nodes.sh patient5.py
 
 PyTorch alone: it takes nothing from the folder common.
-Without Slurm type bash in place of sbatch.
+It needs no GPU.
 """
 
 import argparse

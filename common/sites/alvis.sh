@@ -8,7 +8,7 @@
 # export SBATCH_RESERVATION=${SBATCH_RESERVATION-NAME}
 # export TORCH_HOME=${TORCH_HOME:-/mimer/NOBACKUP/groups/NAISS.../torch}
 course=$common/.. # or the teacher's clone
-account=${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:?type export SBATCH_ACCOUNT=NAISS...}}
+account=${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:?run export SBATCH_ACCOUNT=NAISS...}}
 module purge
 if [[ $framework == tensorflow ]]; then
     module load "${TENSORFLOW_MODULE:-TensorFlow}" # 2.16 or later, with CUDA: `module spider TensorFlow`

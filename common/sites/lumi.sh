@@ -8,7 +8,7 @@
 # export TORCH_HOME=${TORCH_HOME:-/scratch/project_.../torch}
 # export DATADIR=${DATADIR:-/scratch/project_.../data}
 course=$common/.. # or the teacher's clone
-account=${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:?type export SBATCH_ACCOUNT=project_...}}
+account=${SBATCH_ACCOUNT:-${SLURM_JOB_ACCOUNT:?run export SBATCH_ACCOUNT=project_...}}
 images=/appl/local/laifs/containers
 if [[ $framework == torch && -d $images ]]; then
     module use /appl/local/laifs/modules

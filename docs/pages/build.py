@@ -241,7 +241,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
     browser = shutil.which("chromium")
     if args.picture and not browser:
-        parser.error("no Chromium here: type sudo apt-get install chromium")
+        parser.error("no Chromium here: run sudo apt-get install chromium")
     pages = build(out := REPOSITORY / "build/pages")
     if args.picture:
         take_picture(browser, f"{out.as_uri()}/{PICTURE}", args.picture)

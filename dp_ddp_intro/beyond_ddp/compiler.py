@@ -22,6 +22,6 @@ def need_compiler(device):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(
-            f"torch.compile has no compiler: type `g++ --version`, and load your "
+            f"torch.compile has no compiler: run `g++ --version`, and load your "
             f"cluster's module of GCC if there is none; PyTorch says: {lines[0]}"
         ) from None

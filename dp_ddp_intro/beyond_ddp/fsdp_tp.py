@@ -6,8 +6,7 @@
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
     sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
 
-Without Slurm type bash in place of sbatch. Without a GPU add
---layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
 
 import time
@@ -65,7 +64,7 @@ def main():
     shape = world_size // t, t  # TP: rows, and GPUs of each
     if world_size % t or args.heads % t:  # TP: a head stays in one piece
         line = f"{t} must divide {world_size} and {args.heads}"  # TP: GPUs and heads
-        raise UserError(f"{line}: type --tensor 1")  # TP: which always does
+        raise UserError(f"{line}: use --tensor 1")  # TP: which always does
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs

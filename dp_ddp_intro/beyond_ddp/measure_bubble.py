@@ -4,7 +4,7 @@
 
 It runs pipeline.py with each schedule and several numbers of micro-batches, and
 times each forward and backward pass of a stage; the rest of a step is waiting.
-Without Slurm type bash in place of sbatch.
+It needs no GPU.
 """
 
 import os

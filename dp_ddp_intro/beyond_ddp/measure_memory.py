@@ -4,7 +4,7 @@
     sbatch --gpus-per-node=4 jobscript_ddp.sh beyond_ddp/measure_memory.py
 
 It runs the scripts of this folder for four steps each, on a small model, and counts.
-Without Slurm type bash in place of sbatch, and GPUS=4 bash for four.
+It needs no GPU.
 """
 
 import os
@@ -115,7 +115,7 @@ def main():
     args = parser.parse_args()
     rank, local_rank, ranks = get_ranks()
     if ranks % 2:
-        raise UserError(f"{ranks} processes cannot be two equal nodes: type GPUS=2")
+        raise UserError(f"{ranks} processes cannot be two equal nodes: use GPUS=2")
     args.layers, args.heads = (
         args.layers or max(4, ranks),
         args.heads or max(4, ranks),

@@ -21,25 +21,25 @@ def stage_numbers(args, rank, gpus):
     count, pieces = gpus * SCHEDULES[args.schedule], args.micro_batches
     batch, sequences = args.batch_size * gpus, args.sequences
     if args.layers < count:
-        raise UserError(f"{count} stages need as many layers: type --layers {count}")
+        raise UserError(f"{count} stages need as many layers: use --layers {count}")
     if batch % pieces:
         raise UserError(
-            f"a batch of {batch} cannot be cut into {pieces} micro-batches: type "
+            f"a batch of {batch} cannot be cut into {pieces} micro-batches: use "
             f"--batch-size {pieces}"
         )
     if sequences % batch:
         raise UserError(
             f"the last batch would have {sequences % batch} sequences, not {batch}: "
-            f"type --sequences {batch * -(-sequences // batch)}"
+            f"use --sequences {batch * -(-sequences // batch)}"
         )
     if args.schedule == "1F1B" and pieces < gpus:
         raise UserError(
-            f"1F1B needs a micro-batch for each of {gpus} stages: type "
+            f"1F1B needs a micro-batch for each of {gpus} stages: use "
             f"--micro-batches {gpus}, or --schedule GPipe"
         )
     if count > gpus and pieces % gpus:
         raise UserError(
-            f"{args.schedule} deals out micro-batches to {gpus} GPUs in turns: type "
+            f"{args.schedule} deals out micro-batches to {gpus} GPUs in turns: use "
             f"--micro-batches {gpus * -(-pieces // gpus)}"
         )
     return range(rank, count, gpus), count

@@ -85,25 +85,25 @@ def reading(folder, epochs, state):
     if not (folder / METADATA).is_file():
         whole = Path("logs").glob(f"*/epoch*/{METADATA}")
         newest = max(whole, key=lambda file: file.stat().st_mtime, default=None)
-        how = f"type --resume {newest.parent}" if newest else "leave out --resume"
+        how = f"use --resume {newest.parent}" if newest else "leave out --resume"
         raise UserError(f"no whole checkpoint in {folder}: {how}")
     try:
         with open(folder / METADATA, "rb") as file:
             MetadataUnpickler(file).load()  # before PyTorch does so without a check
     except Exception as error:
         raise UserError(
-            f"{folder / METADATA} is damaged ({error}): type another --resume"
+            f"{folder / METADATA} is damaged ({error}): use another --resume"
         ) from None
     try:
         yield folder
     except CheckpointException as error:
         raise UserError(
-            f"cannot load {folder} ({reason(error)}): type the options of its run "
+            f"cannot load {folder} ({reason(error)}): use the options of its run "
             "or, if it is damaged, another --resume"
         ) from None
     if state.epoch >= epochs:
         raise UserError(
-            f"{folder} has {state.epoch} epochs: type --epochs {state.epoch + 1}"
+            f"{folder} has {state.epoch} epochs: use --epochs {state.epoch + 1}"
         )
 
 

@@ -6,8 +6,7 @@
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
     sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
 
-Without Slurm type bash in place of sbatch. Without a GPU add
---layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
 
 import time
@@ -59,7 +58,7 @@ def main():
     rank, local_rank, world_size = get_ranks()  # TP: torchrun numbers the processes
     if args.heads % world_size:  # TP: a head stays in one piece
         line = f"{args.heads} heads, but {world_size} GPUs"  # TP: what is wrong
-        raise UserError(f"{line}: type --heads {world_size}")  # TP: or twice as many
+        raise UserError(f"{line}: use --heads {world_size}")  # TP: or twice as many
 
     device = get_device(local_rank)  # TP: local_rank picks the GPU of this node
     dist.init_process_group()  # TP: NCCL or RCCL on GPUs, Gloo on CPUs

@@ -160,7 +160,7 @@ def main():
     args = parser.parse_args()
     for n in args.gpus:
         if n % min(n, args.node):
-            text = f"{n} GPUs are not whole nodes of {args.node}: type --gpus"
+            text = f"{n} GPUs are not whole nodes of {args.node}: use --gpus"
             raise UserError(f"{text} {n - n % args.node}, or another --node")
     names = [MODELS[m] for m in ([args.model] if args.model else SHOWN)]
     if args.length:

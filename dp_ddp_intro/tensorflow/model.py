@@ -51,7 +51,7 @@ def make_model(args):
     width, heads = args.width, args.heads
     if width % heads:
         raise UserError(
-            f"a width of {width} cannot be split over {heads} heads: type "
+            f"a width of {width} cannot be split over {heads} heads: use "
             f"--width {-(-width // heads) * heads}"
         )
     tokens = Input((args.length,), dtype="int32")

@@ -2,8 +2,7 @@
 
     sbatch jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py
 
-Without Slurm type bash in place of sbatch. Without a GPU add
---layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
 
 import os
@@ -35,7 +34,7 @@ def make_strategy():
         )
     elif "TF_CONFIG" not in os.environ:
         raise UserError(
-            f"{sys.argv[0]} is for several nodes: type "
+            f"{sys.argv[0]} is for several nodes: run "
             f"`sbatch jobscript_tensorflow_2nodes.sh {sys.argv[0]}`"
         )
     else:

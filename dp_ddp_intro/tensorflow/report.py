@@ -49,7 +49,7 @@ class Report(callbacks.Callback):
         self.tokens = self.steps * batch * args.length
         if not self.steps:
             raise UserError(
-                f"{args.sequences} sequences do not fill a batch of {batch}: type "
+                f"{args.sequences} sequences do not fill a batch of {batch}: use "
                 f"--sequences {batch}"
             )
         if self.enabled:
@@ -98,7 +98,7 @@ class Report(callbacks.Callback):
     def on_epoch_end(self, epoch, logs):
         """epoch: counted from 0; logs: loss and accuracy (of 1) of the whole job."""
         if not math.isfinite(logs["loss"]):
-            raise UserError(f"the loss is {logs['loss']}: type a smaller --lr")
+            raise UserError(f"the loss is {logs['loss']}: use a smaller --lr")
         self.seconds.append(time.perf_counter() - self.epoch_start)
         seconds, self.accuracy = self.seconds[-1], 100 * logs["accuracy"]
         speed = f"{seconds:.1f} s, {self.tokens / seconds:.1f} tokens/s"

@@ -3,8 +3,7 @@
     sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow/single.py
     sbatch jobscript_tensorflow.sh tensorflow/mirrored_strategy.py
 
-Without Slurm type bash in place of sbatch. Without a GPU add
---layers 2 --width 128 --heads 4 --length 64 --lr 0.003: a small model.
+Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
 
 import tensorflow as tf

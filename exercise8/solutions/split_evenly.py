@@ -8,6 +8,6 @@ def split_evenly(batch_size, processes):
     if batch_size % processes:
         raise UserError(
             f"a batch of {batch_size} cannot be split over {processes} processes: "
-            f"type --batch-size {-(-batch_size // processes) * processes}"
+            f"use --batch-size {-(-batch_size // processes) * processes}"
         )
     return batch_size // processes

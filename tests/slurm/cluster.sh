@@ -28,7 +28,7 @@ up() {
         command -v $command > /dev/null || fail "no $command: type" \
             "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2"
     done
-    [[ ! -e $folder ]] || fail "$folder is there already: type bash $0 down $folder"
+    [[ ! -e $folder ]] || fail "$folder is there already: run bash $0 down $folder"
     echo "Starting a cluster on paper: some seconds, half a minute at most"
     mkdir -p "$folder"/{state,log}
     echo "$id" > "$folder/id"
@@ -123,6 +123,6 @@ down() {
 }
 
 case ${1:-} in
-    up | down) ((EUID == 0)) || fail "this needs root: type sudo bash $0 $1"; $1 ;;
-    *) fail "type sudo bash $0 up, or down" ;;
+    up | down) ((EUID == 0)) || fail "this needs root: run sudo bash $0 $1"; $1 ;;
+    *) fail "run sudo bash $0 up, or down" ;;
 esac
