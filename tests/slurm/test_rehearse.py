@@ -31,6 +31,7 @@ MORE="$SMALL --more"
 sbatch run.sh $MORE COMPLETED 0  # 15 s
 FROM=$(wc -l < jobs)
 sbatch --gpus-per-node=9 run.sh
+cp one.py my_one.py
 ```
 
 <!-- takes long -->
@@ -80,6 +81,7 @@ def lesson(tmp_path, monkeypatch):
     room = tmp_path / "lesson"
     room.mkdir()
     (room / "run.sh").touch()
+    (room / "one.py").write_text("theirs")
     (room / "small.txt").write_text("--small\n")
     (room / "README.md").write_text(README)
     (room / "a b.err").write_text("first\nError: oh no\nsrun: error: n1\n\n")
@@ -88,6 +90,9 @@ def lesson(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("small", [True, False])
 def test_the_table(lesson, small):
+    script = lesson[-1] / "my_one.py"
+    if not small:
+        script.write_text("mine")
     done = run([*lesson, "--students", "20", *["--small"] * small], "/")
     assert done.returncode == 1 and done.stderr == "", done.stderr
     more = "--small --more" if small else "--more"
@@ -113,6 +118,7 @@ def test_the_table(lesson, small):
     typed = (lesson[-1] / "jobs").read_text().splitlines()
     assert typed[0].split()[1:-2] == ["run.sh", *more.split()]
     assert "--resume 1 " in typed[1]  # as it was when this line came
+    assert script.read_text() == ("theirs" if small else "mine")
 
 
 @pytest.mark.parametrize(
