@@ -44,6 +44,7 @@ AROUND += (
     "WORLD_",
     "GROUP_",
     "GPUS",
+    "NODES",
     "SITE",
     "FRAMEWORK",
     "DATADIR",
