@@ -245,7 +245,7 @@ def test_one_side_is_copied(side, tab):
 @pytest.mark.slow
 def test_on_paper(tab):
     tab.emulate_media(media="print", color_scheme="dark")
-    assert len(seen(tab, ".why")) > 15 and not seen(tab, "[role=toolbar]")
+    assert len(seen(tab, ".why")) > 12 and not seen(tab, "[role=toolbar]")
     assert (
         len(seen(tab, ".opens")) == tab.locator(".fold").count()
     )  # what is left out
