@@ -7,7 +7,6 @@
 
 # train_data_parallel.py, one process with two GPUs; monitor.py looks on.
 #     sbatch run_data_parallel_cifar100.sh [OPTIONS]
-#     bash run_data_parallel_cifar100.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,7 +7,6 @@
 
 # train_ddp_cifar100.py, two processes with a GPU each; monitor.py looks on.
 #     sbatch run_ddp_cifar100.sh [OPTIONS]
-#     bash run_ddp_cifar100.sh [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,7 +7,6 @@
 
 # train_cifar100.py on one GPU; monitor.py looks on.
 #     sbatch run_single_cifar.sh [OPTIONS]
-#     bash run_single_cifar.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

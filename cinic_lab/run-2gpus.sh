@@ -7,7 +7,6 @@
 
 # Two GPUs of one node: for a DDP script two processes, for DataParallel one.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
-#     bash run-2gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

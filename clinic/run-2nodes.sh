@@ -7,7 +7,6 @@
 
 # On each of two nodes as many processes as it has GPUs for this job.
 #     sbatch run-2nodes.sh SCRIPT.py [OPTIONS]
-#     bash run-2nodes.sh SCRIPT.py [OPTIONS]      without Slurm: two launchers play two nodes
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

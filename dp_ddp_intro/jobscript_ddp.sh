@@ -7,7 +7,6 @@
 
 # Two processes on one node, each with a GPU of its own.
 #     sbatch jobscript_ddp.sh ddp.py [OPTIONS]
-#     bash jobscript_ddp.sh ddp.py [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,7 +7,6 @@
 
 # On each of two nodes as many processes as it has GPUs for this job.
 #     sbatch jobscript_ddp_2nodes.sh ddp.py [OPTIONS]
-#     bash jobscript_ddp_2nodes.sh ddp.py [OPTIONS]      without Slurm: two launchers play two nodes
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,7 +7,6 @@
 
 # One process for two GPUs of one node.
 #     sbatch jobscript_dp.sh dp.py [OPTIONS]
-#     bash jobscript_dp.sh dp.py [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,8 +7,6 @@
 
 # TensorFlow: one process for two GPUs of one node.
 #     sbatch jobscript_tensorflow.sh tensorflow/mirrored_strategy.py [OPTIONS]
-#     bash jobscript_tensorflow.sh tensorflow/mirrored_strategy.py [OPTIONS]
-# The latter without Slurm; without GPUs: on CPU cores
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,8 +7,7 @@
 
 # TensorFlow on two nodes: on each one process for all of its GPUs.
 #     sbatch jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py [OPTIONS]
-#     bash jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py [OPTIONS]
-# The latter without Slurm: two processes play two nodes
+# Without Slurm two processes stand in for two nodes.
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,7 +7,6 @@
 
 # 2 processes on one node, each with a GPU of its own.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
-#     bash run-2gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -7,7 +7,6 @@
 
 # 8 processes on one node, each with a GPU of its own.
 #     sbatch run-8gpus.sh SCRIPT.py [OPTIONS]
-#     bash run-8gpus.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: 8 on the CPU cores
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

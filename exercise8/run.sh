@@ -7,7 +7,6 @@
 
 # One process, on one GPU.
 #     sbatch run.sh SCRIPT.py [OPTIONS]
-#     bash run.sh SCRIPT.py [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -10,8 +10,6 @@
 
 # mnist_ddp.py, two processes on one node, each with a GPU of its own.
 #     sbatch slurm_ddp.sh [OPTIONS]
-#     bash slurm_ddp.sh [OPTIONS]      without Slurm; without GPUs: on 2 CPU cores
-# LINE_PROFILE=1 in front makes each process write a line profile to logs/.
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

@@ -10,7 +10,6 @@
 
 # mnist_ddp.py on two nodes: on each as many processes as it has GPUs for this job.
 #     sbatch slurm_ddp_2nodes.sh [OPTIONS]
-#     bash slurm_ddp_2nodes.sh [OPTIONS]      without Slurm: two launchers play two nodes
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

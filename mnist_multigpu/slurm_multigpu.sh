@@ -10,7 +10,6 @@
 
 # mnist_multigpu.py, one process with two GPUs, under a line profiler; the report is printed.
 #     sbatch slurm_multigpu.sh [OPTIONS]
-#     bash slurm_multigpu.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

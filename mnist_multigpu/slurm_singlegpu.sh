@@ -10,7 +10,6 @@
 
 # mnist_singlegpu.py, on one GPU.
 #     sbatch slurm_singlegpu.sh [OPTIONS]
-#     bash slurm_singlegpu.sh [OPTIONS]      without Slurm; without GPUs: on 1 CPU core
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted

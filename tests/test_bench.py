@@ -126,6 +126,7 @@ def test_what_fails_does_not_lose_what_was_measured(tmp_path):
     (file,) = (room / "results").iterdir()
     results = json.loads(file.read_text())
     assert len(results["check"]["processes"]) == 2  # what check.py says
+    assert str(tmp_path) not in json.dumps(results["check"])
     assert "All this is in " in done.stdout  # its last line but one
     measured = results["exercises"]
     assert list(measured) == ["dp_ddp_intro"]
