@@ -1,4 +1,4 @@
-"""Images of four shapes, drawn alike by every process: there are no files."""
+"""Images of four shapes, the same in every process: there are no files."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a DDP script promises, how the checkup sees it, and how to mend it.
+"""What a DDP script promises, how the checkup sees it, and how to fix it.
 
 - each process has a device of its own: the parameters' devices are compared. Choose
   it by local_rank.

@@ -1,4 +1,4 @@
-"""Random sequences of tokens with a pattern, drawn alike by every process."""
+"""Random sequences of tokens with a pattern, the same in every process."""
 
 import torch
 

@@ -24,7 +24,7 @@ def load_features(backbone, weights="imagenet"):
     """Return the 31 layers of "vgg16" or "tinyvgg" below its top, an nn.Sequential.
 
     They map normalised images (N, 3, H, W) to (N, 512 or 64, H // 32, W // 32).
-    weights "none" leaves them random; those of tinyvgg come from drawn shapes, not
+    weights "none" leaves them random; those of tinyvgg are of synthetic shapes, not
     from ImageNet (train_tinyvgg.py). Nothing is downloaded, as compute nodes
     have no network: raises UserError if the weights are missing, damaged or closed.
     """

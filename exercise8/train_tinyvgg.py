@@ -1,9 +1,9 @@
-"""Trains tinyvgg's weights, tinyvgg.pt, on drawn shapes and textures.
+"""Trains tinyvgg's weights, tinyvgg.pt, on synthetic shapes and textures.
 
     python train_tinyvgg.py        # half an hour on two cores
 
-Each drawing has one of 10 shapes, filled with one of 10 textures, on one of 10. The
-net learns to name all three. There are no cats or dogs in it, drawn or real.
+Each image has one of 10 shapes, filled with one of 10 textures, on one of 10. The
+model learns to name all three. There are no cats or dogs in it.
 """
 
 import math
@@ -125,7 +125,7 @@ def draw_shape(rng, shape, size, fill, ground):
 
 
 def draw(seed):
-    """A drawing as a uint8 tensor (3, SIZE, SIZE), and its three class numbers."""
+    """Return a uint8 image (3, SIZE, SIZE), and its three class numbers."""
     rng = np.random.default_rng(seed)
     shape, fill, ground = rng.integers(0, 10, 3)
     image = draw_shape(rng, SHAPES[shape], SIZE, TEXTURES[fill], TEXTURES[ground])
@@ -136,8 +136,8 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--images", type=int, default=24000, help="to draw")
-    add("--epochs", type=int, default=16, help="passes over the drawings")
-    add("--batch-size", type=int, default=64, help="drawings")
+    add("--epochs", type=int, default=16, help="passes over the images")
+    add("--batch-size", type=int, default=64, help="images")
     add("--to", default=WEIGHTS["tinyvgg"], help="file of the weights")
     args = parser.parse_args()
     torch.manual_seed(0)

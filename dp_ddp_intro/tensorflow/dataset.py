@@ -1,4 +1,4 @@
-"""The random sequences of ../dataset.py, drawn with NumPy for TensorFlow."""
+"""The random sequences of ../dataset.py, made with NumPy for TensorFlow."""
 
 import numpy as np
 import tensorflow as tf
