@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.data import REPOSITORY, make_loader
 from common.device import count_gpus, get_device, get_ranks, pick_dtype
 from common.log import RunLog
+from common.optimizer import init_momentum
 
 sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
 import train_cifar100 as script
@@ -41,8 +42,7 @@ def make(device, dtype=None):
     optimizer = torch.optim.SGD(
         model.parameters(), lr=0.01, momentum=0.9, fused=True
     )
-    for p in model.parameters():  # or undefined if the scaler skips the first step
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    init_momentum(optimizer)
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     return model, optimizer, scaler
 

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.data import REPOSITORY, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks, pick_dtype
 from common.log import NullWriter, RunLog
+from common.optimizer import init_momentum
 from common.prepare import find_image_root
 
 sys.path.insert(0, str(REPOSITORY / "cinic_lab"))
@@ -33,8 +34,7 @@ class Setup:
         self.model = model.to(device, memory_format=torch.channels_last)
         self.model.amp = device.type, dtype, bool(dtype)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9, fused=True)
-        for p in self.model.parameters():  # or undefined if the scaler skips a step
-            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        init_momentum(optimizer)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
         self.state = TrainingState(ARGS, self.model, optimizer, scheduler, device)
         fp16 = dtype == torch.float16

@@ -24,6 +24,7 @@ from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
+from common.optimizer import init_momentum
 from dataset import MEAN, STD, cifar100
 from report import is_due, report_iterations, save_profile
 
@@ -132,8 +133,7 @@ def main():
     val_loader = make_loader(val_set, batch_size, device, workers=workers)
     args.steps = min(args.steps or len(train_loader), len(train_loader))
     optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    for p in model.parameters():  # or undefined if the scaler skips the first step
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    init_momentum(optimizer)
     profiler = None
     if args.profile:  # 3 steps go by, 2 warm it up, 3 are recorded
         steps = schedule(wait=3, warmup=2, active=3, repeat=1)

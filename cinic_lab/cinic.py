@@ -16,6 +16,7 @@ import torch
 import torchvision
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import RandomSampler
 
 from common.checkpoint import check_writable
 from common.cli import OptionParser, at_least
@@ -23,6 +24,7 @@ from common.data import make_loader, normalise
 from common.device import get_device
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
+from common.optimizer import init_momentum
 from dataset import MEAN, STD, cinic, crop_and_flip
 from state import TrainingState
 from topk import top1_top5
@@ -112,14 +114,13 @@ def main():
     log = RunLog(args, device, scalars=False)
 
     batch_size = args.batch_size
-    sampler = torch.utils.data.RandomSampler(train_set)
+    sampler = RandomSampler(train_set)
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
     )
-    for p in model.parameters():  # or undefined if the scaler skips the first step
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    init_momentum(optimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
     if args.resume is not None:

@@ -26,6 +26,7 @@ from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
 from common.log import NullWriter, RunLog  # DDP: NullWriter writes nothing
 from common.metrics import batch_sums, to_metrics
+from common.optimizer import init_momentum
 from dataset import MEAN, STD, cinic, crop_and_flip
 from state import TrainingState
 from syncbn import sync_batchnorm  # BN: PyTorch's is for GPUs alone
@@ -138,8 +139,7 @@ def main():
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
     )
-    for p in model.parameters():  # or undefined if the scaler skips the first step
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    init_momentum(optimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here

@@ -18,6 +18,7 @@ import torch
 from common.cli import OptionParser, UserError, at_least
 from common.device import DTYPES, get_device, pick_dtype
 from common.log import RunLog, peak_memory
+from common.optimizer import init_momentum
 from state import TrainingState
 
 STEPS = 5
@@ -34,8 +35,7 @@ def train(script, arch, batch_size, device, dtype):
     optimizer = torch.optim.SGD(
         model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=True
     )
-    for p in model.parameters():  # or undefined if the scaler skips the first step
-        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    init_momentum(optimizer)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     args = Namespace(log_interval=STEPS, batch_size=batch_size)
     state = TrainingState(args, model, optimizer, scheduler, device)

@@ -13,6 +13,7 @@ import time
 
 import torch
 from torch import nn
+from torch.utils.data import RandomSampler
 
 from backbones import CHANNELS, load_features
 from common.cli import OptionParser, at_least
@@ -118,7 +119,7 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    sampler = torch.utils.data.RandomSampler(train_set)
+    sampler = RandomSampler(train_set)
     train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
