@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from common.prepare import progress_bar
-from common.synthetic import background, draw_data_set
+from common.synthetic import background, make_synthetic_data
 
 # Shapes by the radii of their corners, from corner to corner around the centre.
 SHAPES = {
@@ -82,7 +82,7 @@ def draw_files(folder, scale):
 
 
 def main():
-    draw_data_set(__doc__, "cifar-100-python", draw_files)
+    make_synthetic_data(__doc__, "cifar-100-python", draw_files)
 
 
 if __name__ == "__main__":

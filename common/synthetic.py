@@ -1,4 +1,4 @@
-"""What the sample_data.py of the exercises share: they make synthetic data."""
+"""Synthetic data: what the sample_data.py of all exercises share."""
 
 import shutil
 from pathlib import Path
@@ -18,11 +18,11 @@ def background(rng, width, height):
     return Image.fromarray(tiles).resize((width, height), smooth)
 
 
-def draw_data_set(doc, name, draw, prepare=lambda folder: None):
-    """The command sample_data.py: draw a data set, ready for the scripts.
+def make_synthetic_data(doc, name, make_files, prepare=lambda folder: None):
+    """Run the command sample_data.py: make a synthetic data set, ready for training.
 
-    draw(folder, scale) makes its files; scale is how many, of all. They are the same
-    every time. prepare(folder) makes of them what is missing for the scripts.
+    make_files(folder, scale) writes its files, the same every time; scale is their
+    number, relative to the default. prepare(folder) then prepares them.
     """
     parser = OptionParser(doc)
     add = parser.add_argument
@@ -30,18 +30,18 @@ def draw_data_set(doc, name, draw, prepare=lambda folder: None):
     add("--to", type=Path, default=SYNTHETIC_DIR, metavar="FOLDER", help=text)
     add("--scale", type=float, default=1, help="size of the data set, relative")
     args = parser.parse_args()
-    target, drawing = args.to / name, args.to / f"{name}.drawing"
+    target, part = args.to / name, args.to / f"{name}.part"
     if not 0.01 <= args.scale <= 100:
         raise UserError(f"--scale {args.scale}: use a number from 0.01 to 100")
     try:
         if not target.exists():
-            shutil.rmtree(drawing, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
             print(f"Making {target}", flush=True)
-            draw(drawing, args.scale)
-            drawing.rename(target)
+            make_files(part, args.scale)
+            part.rename(target)
         prepare(target)
     except OSError as error:
-        shutil.rmtree(drawing, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         where = error.filename or target
         what = disk_full_hint(error, "use another --to")
         raise UserError(f"{where}: {error.strerror}; {what}") from None

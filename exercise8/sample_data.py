@@ -12,7 +12,7 @@ from PIL import ImageDraw
 
 from common.data import prepared_file
 from common.prepare import find_image_root, prepare, progress_bar
-from common.synthetic import background, draw_data_set
+from common.synthetic import background, make_synthetic_data
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
@@ -83,14 +83,14 @@ def draw_photos(folder, scale):
                 draw_animal(rng, kind).save(file, quality=90)
 
 
-def prepare_drawing(folder):
+def prepare_images(folder):
     if not prepared_file(folder, SPLITS[-1], SIZE).exists():
         source = find_image_root(folder, SPLITS[0], CLASSES[0])
         prepare(source, folder, SPLITS, CLASSES, SIZE)
 
 
 def main():
-    draw_data_set(__doc__, NAME, draw_photos, prepare_drawing)
+    make_synthetic_data(__doc__, NAME, draw_photos, prepare_images)
 
 
 if __name__ == "__main__":

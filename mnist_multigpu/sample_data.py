@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from common.prepare import progress_bar
-from common.synthetic import draw_data_set
+from common.synthetic import make_synthetic_data
 
 
 def draw_digit(rng, digit):
@@ -47,7 +47,7 @@ def draw_files(folder, scale):
 
 
 def main():
-    draw_data_set(__doc__, "MNIST", draw_files)
+    make_synthetic_data(__doc__, "MNIST", draw_files)
 
 
 if __name__ == "__main__":

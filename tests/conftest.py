@@ -171,7 +171,7 @@ def public():
         yield Path(folder)
 
 
-def draw(folder, scale, exercises=WITH_DATA):
+def make_data(folder, scale, exercises=WITH_DATA):
     for exercise in exercises:
         call(load(exercise, "sample_data"), "--to", folder, "--scale", scale)
     return folder
@@ -180,7 +180,7 @@ def draw(folder, scale, exercises=WITH_DATA):
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory):
     """DATADIR with 40 photos to train on, 20 to validate, 120 to test."""
-    return draw(tmp_path_factory.mktemp("sample"), 0.1)
+    return make_data(tmp_path_factory.mktemp("sample"), 0.1)
 
 
 def copy_exercise(exercise, folder):

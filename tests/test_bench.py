@@ -10,14 +10,14 @@ import pytest
 import timing
 from check import REQUIRED_FILES
 from compare import compare, plot, print_table
-from conftest import REPOSITORY, copy_exercise, draw, raises_user_error, run
+from conftest import REPOSITORY, copy_exercise, make_data, raises_user_error, run
 from results import find_files, name_owner, parse_run, read_runs
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_exercises_in_short(tmp_path):
-    data = draw(tmp_path / "data", 1)
+    data = make_data(tmp_path / "data", 1)
     room = copy_exercise("bench", tmp_path)
     for file in (room / "results").iterdir():
         file.unlink()

@@ -17,9 +17,9 @@ from conftest import (
     REPOSITORY,
     call,
     copy_exercise,
-    draw,
     fails,
     load,
+    make_data,
     on_terminal,
     raises_user_error,
     run,
@@ -764,7 +764,7 @@ def test_a_run(launch, script, processes, tmp_path, sample):
 @pytest.mark.slow
 def test_training_learns_on_synthetic_cats_and_dogs(tmp_path):
     exercise = copy_exercise("exercise8", tmp_path)
-    photos = draw(tmp_path / "data", 0.8, ["exercise8"])
+    photos = make_data(tmp_path / "data", 0.8, ["exercise8"])
     options = ["--backbone=tinyvgg", "--epochs=3", "--finetune-epochs=0"]
     command = ["bash", "run-2gpus.sh", f"{NAME}_multigpu.py", *options]
     done = run(command, exercise, photos)

@@ -8,8 +8,8 @@ import torch
 from conftest import (
     REPOSITORY,
     copy_exercise,
-    draw,
     load,
+    make_data,
     raises_user_error,
     run,
 )
@@ -109,7 +109,7 @@ def test_the_checkup_grades_strong_scaling(script, state, tmp_path):
     """By the README's command, and with as many photos as a reader has."""
     exercise = copy_exercise("exercise8", tmp_path)
     (tmp_path / "clinic").symlink_to(REPOSITORY / "clinic")
-    photos = draw(tmp_path / "data", 1, ["exercise8"])
+    photos = make_data(tmp_path / "data", 1, ["exercise8"])
     commands = [c for _, block in blocks("exercise8/README.md") for c in block]
     (command,) = [c for c in commands if "checkup.py" in c]
     command = command.replace("sbatch ", "bash ")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, as_nobody, copy_exercise, draw, load, run
+from conftest import REPOSITORY, as_nobody, copy_exercise, load, make_data, run
 
 GUIDE = (REPOSITORY / "docs/CLUSTER.md").read_text()
 TEACHERS = "/projects/course/multigpu"
@@ -75,7 +75,7 @@ def test_students_read_what_the_teacher_made(public, monkeypatch):
     """With the guide's chmod, even if the teacher's umask is 077."""
     umask, data = os.umask(0o077), public / "data"
     try:
-        draw(data, 0.1, ["exercise8"])
+        make_data(data, 0.1, ["exercise8"])
         backbones, dataset = (load("exercise8", n) for n in ("backbones", "dataset"))
         weights = data / "torch/hub/checkpoints" / backbones.WEIGHTS["vgg16"].name
         weights.parent.mkdir(parents=True)
