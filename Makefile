@@ -1,50 +1,50 @@
 SHELL := bash
 unexport CDPATH # else cd prints where it goes
 PYTHON ?= python3
-# Half as many again as there are CPUs: tests often wait, for processes that start or a limit.
+# More workers than CPUs, since tests often wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
 .PHONY: help demo test test-all test-slow test-gpu lint bench pages rehearse venv venv-tensorflow
 
-help: # this list
+help: # print this list
 	@grep '^[a-z-]*:.*#' Makefile | sed 's/:.*# /\t/' | expand -t 18
 
-demo: venv # exercise 8 on one GPU and on two; with fewer GPUs on CPU cores, too
+demo: venv # exercise 8 on one GPU and on two (CPU cores stand in for missing GPUs)
 	@bash demo.sh
 
-test: lint # each script as users run it, and what DDP promises
+test: lint # run each script as users do, and check what DDP promises
 	.venv/bin/python -m pytest -n $(WORKERS)
 
-test-all: test test-slow # also what is slow; TensorFlow; with root a real Slurm
+test-all: test test-slow # plus slow tests, TensorFlow and, as root, a real Slurm
 
 test-slow: venv venv-tensorflow
 	.venv/bin/python -m pytest -m 'cluster or slow' -n $(WORKERS)
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
-lint: venv # style
+lint: venv # check the style
 	.venv/bin/ruff check && .venv/bin/ruff format --check
 
-bench: venv # speeds, against ceilings and naive versions
+bench: venv # measure speeds against ceilings and naive versions
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
-test-gpu: # all that wants a GPU, in ten minutes, and one file to send in
+test-gpu: # check everything that needs a GPU, in ten minutes; writes one file to send in
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" test_gpu.py $(GPU)
 
-rehearse: # what a lesson takes: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
+rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
 	@$(PYTHON) bench/rehearse.py "$(LESSON)" $(REHEARSE)
 
 pages: venv # a page for each pair, to read and to project, in build/pages
 	.venv/bin/python docs/pages/build.py
 
-venv: .venv/installed # PyTorch and the other packages, in .venv; TORCH=cu126 in front: for older GPUs
+venv: .venv/installed # install PyTorch and the other packages in .venv (older GPUs: TORCH=cu126 make venv)
 
-# Once more if another PyTorch is asked for than the one that is there.
+# Install again if TORCH asks for another PyTorch than the installed one.
 ifneq ($(TORCH),$(if $(TORCH),$(shell cat .venv/installed 2> /dev/null)))
 .PHONY: .venv/installed
 endif
 .venv/installed: requirements.txt cinic_lab/requirements.txt docs/pages/requirements.txt
 	@bash install.sh $(PYTHON) $^
 
-venv-tensorflow: .venv-tensorflow/installed # TensorFlow, in .venv-tensorflow
+venv-tensorflow: .venv-tensorflow/installed # install TensorFlow in .venv-tensorflow
 
 .venv-tensorflow/installed: dp_ddp_intro/tensorflow/requirements.txt
 	@echo "Installing TensorFlow in .venv-tensorflow: some GB, usually a few minutes"

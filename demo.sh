@@ -1,6 +1,6 @@
 #!/bin/bash
-# What `make demo` does: a small data set, training on one GPU and on two, and a table. CPU cores
-# stand in where GPUs are missing: a single GPU trains alone first.
+# Runs `make demo`: makes a small data set, trains on one GPU and on two, and compares the runs.
+# CPU cores stand in for missing GPUs; a machine with one GPU trains on it first.
 
 set -euo pipefail
 CDPATH= cd "$(dirname "$0")/exercise8"
@@ -19,7 +19,7 @@ if has_driver; then gpus=$("${PYTHON[@]}" -m common.device); fi
 if ((gpus == 1)); then
     train run.sh pytorch_dvc_cnn_pretrained.py
     echo
-    echo "That was your GPU. DDP wants two, so what follows runs on CPU cores."
+    echo "That was your GPU. DDP needs two, so the rest runs on CPU cores."
     runs=3
 fi
 if ((gpus < 2)); then

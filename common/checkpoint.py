@@ -10,15 +10,15 @@ from common.cli import UserError
 
 
 def check_writable(file):
-    """Raise UserError if this file cannot be saved: better now than at the end."""
+    """Raise UserError before the training if this file cannot be saved."""
     if os.path.isdir(file) or not os.access(Path(file).absolute().parent, os.W_OK):
         raise UserError(f"cannot write {file}: make its folder writable")
 
 
 def save_atomically(state, *files):
-    """Save what torch.load() reads to each of these files, in this order.
+    """Save a state for torch.load() to each of these files, in this order.
 
-    Until they are whole, their names end in .part.
+    Until a file is complete, its name ends in .part.
     """
     parts = [Path(f"{file}.part") for file in files]
     try:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 
-# Words of others' errors (a regular expression): what is wrong, what to do.
+# A regular expression for the text of an error: what is wrong, and what to do.
 HINTS = {
     "no kernel image": "PyTorch has no code for this GPU: run `TORCH=cu126 make "
     "venv`, or see docs/CLUSTER.md#which-pytorch",
@@ -30,19 +30,19 @@ class UserError(Exception):
     """A user's mistake, in one line: what is wrong, what to do."""
 
     def __init__(self, text):
-        super().__init__(" ".join(text.splitlines()))  # others' errors may have more
+        super().__init__(" ".join(text.splitlines()))  # it may quote a longer error
 
 
 def excepthook(kind, error, trace):
     """Print one line for a user's mistake, and exit with status 2.
 
-    A mistake is usually the same for all ranks: rank 0 prints it, and torchrun ends
-    the others while they wait. The same goes for those that have lost a peer.
+    All ranks usually make the same mistake: rank 0 prints it, and torchrun ends the
+    others while they wait. So do ranks that have lost a peer.
     """
     rank, text = os.environ.get("RANK"), str(error)
     if kind is not UserError:
         for words, hint in HINTS.items():
-            # Of a loader's worker that was killed, the cause says why.
+            # If a loader's worker was killed, the cause says why.
             if re.search(words, f"{text} {error.__cause__}"):
                 kind, text = UserError, f"{hint} ({text.splitlines()[0]})"
                 break
@@ -50,22 +50,22 @@ def excepthook(kind, error, trace):
         lost_peer = "peer" in text or "NCCL" in text
         if lost_peer or (kind is UserError and rank != "0"):
             time.sleep(10)
-        # Else Gloo's threads may abort it on its way out.
+        # Otherwise Gloo's threads may abort the process while it exits.
         atexit.register(os._exit, 2 if kind is UserError else 1)
     if kind is UserError:
-        # A loader's worker wraps its error in a traceback: the line is at the end.
+        # A loader's worker wraps its error in a traceback that ends with our line.
         text = text.split("UserError: ")[-1].strip()
-        # torch.distributed holds sys.stderr back until this returns: it does not.
+        # torch.distributed buffers sys.stderr until this returns: it never does.
         print(f"Error: {text}\n", end="", file=sys.__stderr__)
         sys.exit(2)
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
-    elif not rank:  # torchrun says it for its ranks
+    elif not rank:  # torchrun prints this for its ranks
         print("\nStopped by Ctrl-C", file=sys.__stderr__)
 
 
 def drain_gloo():
-    """Let Gloo's threads free their last tensors, or they may abort Python's end."""
+    """Let Gloo's threads free their tensors, or they may abort Python's exit."""
     if "RANK" in os.environ:
         time.sleep(0.1)
     gc.collect()
@@ -94,7 +94,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def at_least(least):
-    """Return a type for options: numbers of the type of `least`, from it on."""
+    """Return a type for options: numbers of the type of `least`, at least that."""
 
     def number(text):
         value = type(least)(text)
@@ -108,7 +108,7 @@ def at_least(least):
 
 
 def check_appendable(file):
-    """Make the folder of a file; raise UserError if append_line() would fail."""
+    """Create the folder of a file; raise UserError if append_line() would fail."""
     folder = os.path.dirname(file)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -121,12 +121,12 @@ def check_appendable(file):
 
 
 def append_line(file, text):
-    """Append a line to a file: all of it or, with a UserError, nothing."""
+    """Append a whole line to a file, or raise UserError if the disk is full."""
     line = f"{text}\n".encode()
     with open(file, "ab+", buffering=0) as out:
         start = out.seek(0, os.SEEK_END)
         if start and os.pread(out.fileno(), 1, start - 1) != b"\n":
-            line = b"\n" + line  # an editor has left out the last one's end
+            line = b"\n" + line  # an editor has removed the last newline
         if out.write(line) < len(line):
             out.truncate(start)
             raise UserError(f"no room for the result in {file}")

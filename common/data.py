@@ -1,4 +1,4 @@
-"""Data sets and loaders: uint8 batches from the host, arithmetic on the device."""
+"""Data sets and loaders: uint8 batches on the host, arithmetic on the device."""
 
 import functools
 import os
@@ -15,14 +15,14 @@ SYNTHETIC_DIR = REPOSITORY / "data" / "sample"
 
 
 def data_root():
-    """Return where data sets lie: DATADIR, or else the repository's data/."""
+    """Return the folder of all data sets: DATADIR, or the repository's data/."""
     return Path(os.environ.get("DATADIR") or REPOSITORY / "data")
 
 
 def data_dir(name):
     """Return the folder of a data set, or raise UserError if it is not there."""
     folder = data_root() / name
-    if not os.path.isdir(folder):  # or it may not be looked at
+    if not os.path.isdir(folder):  # or this user may not see it
         what = f"no data in {folder}: run `python download_data.py`, or for"
         make = f"`python sample_data.py` and `export DATADIR={SYNTHETIC_DIR}`"
         raise UserError(f"{what} synthetic data {make}")
@@ -39,29 +39,29 @@ class InMemoryDataset(Dataset):
         return len(self.labels)
 
     def __getitems__(self, indices):  # a whole batch at a time
-        indices = torch.tensor(indices)  # images[indices] is 9 times slower
+        indices = torch.tensor(indices)  # images[indices] takes 9 times as long
         return self.images.index_select(0, indices), self.labels[indices]
 
 
 def prepared_file(folder, split, size):
-    """Return where the images of a split are, once common/prepare.py wrote them."""
+    """Return the file that common/prepare.py writes for a split."""
     return folder / f"{split}-{size}.pt"
 
 
 def load_prepared(name, splits, size, classes):
     """Return an InMemoryDataset of uint8 images (N, 3, size, size) for each split.
 
-    Labels are 0 to classes - 1. All processes of a node share one copy: the files
-    are mapped into memory. Raises UserError if one is missing, damaged, of other
-    images, or not to be read.
+    Labels are 0 to classes - 1. The files are mapped into memory, so all processes
+    of a node share one copy. Raises UserError if a file is missing, damaged,
+    unreadable, or has other images.
     """
     folder, sets = data_dir(name), []
     again = "run `python download_data.py` on a login node"
     for split in splits:
         file = prepared_file(folder, split, size)
         try:
-            # Its checksums are read once from end to end. Training reads here and
-            # there, which is slow on a shared file system until all is in memory.
+            # Checking the checksums also reads the file into memory from end to end.
+            # Random reads are slow on a shared file system.
             with zipfile.ZipFile(file) as archive:
                 if damaged := archive.testzip():
                     raise ValueError(f"{damaged} is damaged")
@@ -89,24 +89,24 @@ def load_prepared(name, splits, size, classes):
 def make_loader(dataset, batch_size, device, *, sampler=None, workers=0, **options):
     """Return a DataLoader of batches (images, labels) from a set with __getitems__.
 
-    workers: processes that pick batches. As a rule none: to hand one over takes
-    longer than to pick it from memory. options: more of DataLoader's, say drop_last.
+    workers: loader processes. Usually none: handing over a batch takes longer than
+    picking it from memory. options: more options of DataLoader, such as drop_last.
     """
     options |= {"pin_memory": device.type != "cpu", "sampler": sampler}
     options |= {"persistent_workers": workers > 0, "collate_fn": default_convert}
     return DataLoader(dataset, batch_size, num_workers=workers, **options)
 
 
-@functools.cache  # copied once per device: a copy in each step would wait for it
+@functools.cache  # one copy per device: a copy in each step would wait for it
 def per_channel(device, *values):
-    """Return values for each channel, where 1 is 255, as tensors (C, 1, 1)."""
+    """Return values for each channel, scaled from 0..1 to 0..255: (n, C, 1, 1)."""
     return torch.tensor(values, device=device).mul(255).view(len(values), -1, 1, 1)
 
 
 def normalise(images, mean, std):
-    """Return uint8 images (N, C, H, W) as floats of about mean 0 and deviation 1.
+    """Return uint8 images (N, C, H, W) as floats of mean 0 and deviation 1, roughly.
 
-    mean, std: of each channel, where 1 is 255.
+    mean, std: of each channel, on a scale from 0 to 1.
     """
     mean, std = per_channel(images.device, mean, std)
     return images.float().sub_(mean).div_(std)

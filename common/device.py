@@ -1,4 +1,4 @@
-"""Which process this is, which device is its own, and its fastest number format."""
+"""The rank and the device of this process, and the fastest dtype there."""
 
 import os
 import platform
@@ -18,9 +18,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 
 
 def get_ranks():
-    """Return (rank, local_rank, world_size), as torchrun gave them to this process.
+    """Return (rank, local_rank, world_size), which torchrun set for this process.
 
-    rank counts the processes of the job, local_rank those of this node. Raises
+    rank numbers the processes of the job, local_rank those of this node. Raises
     UserError if torchrun did not start this process.
     """
     watchdog.heartbeat(120)
@@ -35,20 +35,20 @@ def get_ranks():
 
 
 def count_gpus():
-    """Return how many GPUs PyTorch can use here; it warns if a driver is too old."""
+    """Return the number of GPUs that PyTorch can use here."""
     device = torch.accelerator.current_accelerator(check_available=True)
-    # Apple's GPU is left out: there is one of it, and DDP has no backend for it.
+    # Apple's GPU does not count: DDP has no backend for it.
     if device is None or device.type == "mps":
         return 0
     return torch.accelerator.device_count()
 
 
 def get_device(local_rank=None):
-    """Return this node's GPU of that number, or the CPU if the node has no GPU.
+    """Return this node's GPU number local_rank, or the CPU if the node has no GPU.
 
-    A script for one process gives no local_rank. Raises UserError if it was started
-    as several, if there are more processes than GPUs on this node, or if Slurm gave
-    GPUs and PyTorch sees none.
+    Scripts for one process pass no local_rank. Raises UserError if such a script was
+    started as several processes, if there are more processes than GPUs on this node,
+    or if Slurm granted GPUs but PyTorch sees none.
     """
     watchdog.heartbeat(120)
     rank, world_size = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
@@ -85,25 +85,27 @@ def get_device(local_rank=None):
     index = local_rank or 0
     torch.accelerator.set_device_index(index)
     torch.set_float32_matmul_precision("high")  # TF32, as in cuDNN's convolutions
-    # Shapes stay the same: try all algorithms, then keep the best. MIOpen, of AMD,
-    # takes that as its exhaustive search, which can take longer than the training.
+    # Shapes never change: try all algorithms once, and keep the fastest. AMD's
+    # MIOpen would search exhaustively, which can take longer than the training.
     torch.backends.cudnn.benchmark = not torch.version.hip
-    # Else MIOpen copies channels_last weights and images to another layout and back.
+    # Otherwise MIOpen copies channels_last tensors to another layout and back.
     os.environ.setdefault("PYTORCH_MIOPEN_SUGGEST_NHWC", "1")
     return torch.device(torch.accelerator.current_accelerator().type, index)
 
 
 def pick_dtype(device, wanted=None):
-    """Return what autocast shall compute in on this device, or None: in 32 bits.
+    """Return autocast's dtype on this device, or None for 32 bits; print the choice.
 
-    wanted: a name of DTYPES. Without it the device decides, and one line says why:
-    bfloat16, if it has instructions for that. Else a GPU gets float16, which needs a
-    GradScaler (bfloat16 it emulates), and a CPU 32 bits (bfloat16 would be slower).
+    wanted: a key of DTYPES, or None for the fastest: bfloat16 if the device has
+    instructions for it. Otherwise a GPU, which would emulate bfloat16, gets float16
+    (with a GradScaler), and a CPU, where bfloat16 would be slower, 32 bits.
     """
-    from common.log import rank0_print  # not above: bench/check.py needs no tqdm
+    from common.log import (
+        rank0_print,
+    )  # here, since bench/check.py must run without tqdm
 
     if device.type == "cpu":
-        # That oneDNN takes it is not enough: with AVX-512 alone it emulates it.
+        # oneDNN also accepts bfloat16 where it emulates it, with AVX-512 alone.
         native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if platform.machine() == "x86_64":
             native = native and torch.cpu._is_avx512_bf16_supported()
@@ -118,5 +120,5 @@ def pick_dtype(device, wanted=None):
     return DTYPES[name]
 
 
-if __name__ == "__main__":  # common/env.sh asks how many GPUs there are
+if __name__ == "__main__":  # for common/env.sh
     print(count_gpus())

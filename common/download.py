@@ -1,7 +1,7 @@
-"""What the download_data.py of the exercises share. They run on a login node.
+"""Downloads: what the download_data.py of all exercises share.
 
-Data goes to DATADIR, or else to data/ in the repository. Nothing has its name before
-it is whole.
+They run on a login node. Data goes to DATADIR, or else to data/ in the repository.
+A file or folder gets its final name only when it is complete.
 """
 
 import hashlib
@@ -20,19 +20,23 @@ from common.prepare import disk_full_hint, find_image_root, prepare, progress_ba
 
 
 def download_options(doc):
-    """Return the parser of a download_data.py: --from FOLDER and --url ADDRESS."""
+    """Return a parser with the options --from FOLDER and --url ADDRESS."""
     parser = OptionParser(doc)
-    add, text = parser.add_argument, "where it is already; default: fetch it"
+    add, text = parser.add_argument, "folder with the data (default: download it)"
     add("--from", type=Path, metavar="FOLDER", dest="source", help=text)
-    add("--url", metavar="ADDRESS", help="to fetch it from; default: its own site")
+    add(
+        "--url",
+        metavar="ADDRESS",
+        help="address to download from (default: the official site)",
+    )
     return parser
 
 
 def fetch(url, file, checksum="", *, algorithm="md5"):
-    """Download url to this file, going on where an earlier call broke off.
+    """Download url to a file, and resume an earlier download that broke off.
 
-    checksum: what it begins with, by an algorithm of hashlib. Raises UserError, and
-    leaves no file of that name, if the server is out of reach or sends another one.
+    checksum: the first digits of its hash, by an algorithm of hashlib. Raises
+    UserError, and leaves no file, if the server is unreachable or the hash differs.
     """
     part = file.with_name(f"{file.name}.part")
     try:
@@ -40,9 +44,9 @@ def fetch(url, file, checksum="", *, algorithm="md5"):
         total = have = part.stat().st_size if part.exists() else 0
         request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"})
         with urllib.request.urlopen(request, timeout=60) as reply:
-            if reply.status != 206:  # not a part: all of it comes, from the start
+            if reply.status != 206:  # the server sends all of it, not the rest
                 have = 0
-            total = have + int(reply.headers["Content-Length"] or 0)  # if it tells
+            total = have + int(reply.headers["Content-Length"] or 0)  # if known
             size = {"total": total or None, "unit": "B", "unit_scale": True}
             with (
                 open(part, "ab" if have else "wb") as out,
@@ -51,11 +55,11 @@ def fetch(url, file, checksum="", *, algorithm="md5"):
                 while block := reply.read(1 << 20):
                     bar.update(out.write(block))
     except (OSError, ValueError, http.client.HTTPException) as error:
-        if getattr(error, "code", 0) != 416:  # 416: there is no more than we have
+        if getattr(error, "code", 0) != 416:  # 416: nothing is left to download
             what = disk_full_hint(error, "try again on a login node")
             raise UserError(f"{url}: {error}; {what}") from None
     if part.stat().st_size < total:
-        raise UserError(f"{url} broke off: run the command again, and it goes on")
+        raise UserError(f"{url} broke off: run the command again to resume")
     found = hashlib.new(algorithm, part.read_bytes(), usedforsecurity=False)
     if not found.hexdigest().startswith(checksum):
         part.unlink()
@@ -64,23 +68,22 @@ def fetch(url, file, checksum="", *, algorithm="md5"):
 
 
 def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
-    """The command download_data.py: get image files, and prepare() them.
+    """Run the command download_data.py: get image files, and prepare() them.
 
-    They come from --from FOLDER, or are in DATADIR/name already, or are fetched.
-    unpack(archive, folder) makes folder/SPLIT/CLASS/ of what is at url, and raises
-    UserError if it is not there; the folder is then named DATADIR/name/raw.
+    They come from --from FOLDER, from DATADIR/name, or from url. unpack(archive,
+    folder) makes folder/SPLIT/CLASS/ of the downloaded archive; the folder then
+    becomes DATADIR/name/raw. It raises an error if the archive is another one.
     """
     parser = download_options(doc)
-    text = "leave out images that cannot be read"
+    text = "drop images that cannot be read"
     parser.add_argument("--skip-bad", action="store_true", help=text)
     args = parser.parse_args()
     target, first = data_root() / name, (splits[0], classes[0])
     try:
         files = [prepared_file(target, split, size) for split in splits]
         if all(map(os.path.exists, files)) and not args.source:
-            print(
-                f"{target} is there already; to prepare anew, delete its .pt files"
-            )
+            again = "delete its .pt files to prepare it again"
+            print(f"{target} is there already; {again}")
             return
         source = find_image_root(args.source or target, *first)
         if not source and args.source:
@@ -99,7 +102,7 @@ def download_images(doc, name, raw, url, unpack, splits, classes, size, md5=""):
 
 
 def fetch_and_unpack(url, folder, unpack, md5):
-    """Make a folder as download_images() says; raise UserError if that fails."""
+    """Download and unpack url to a folder; raise UserError if that fails."""
     archive, part = folder.parent / Path(url).name, folder.with_suffix(".part")
     if not archive.exists():
         fetch(url, archive, md5)
@@ -107,7 +110,7 @@ def fetch_and_unpack(url, folder, unpack, md5):
     print(f"Unpacking {archive}", flush=True)
     try:
         unpack(archive, part)
-    except Exception as error:  # archives may be odd in many ways
+    except Exception as error:  # a wrong archive can fail in many ways
         shutil.rmtree(part, ignore_errors=True)
         if getattr(error, "errno", None):  # the disk's error, not the archive's
             raise
@@ -118,10 +121,10 @@ def fetch_and_unpack(url, folder, unpack, md5):
 
 
 def download_torchvision(doc, dataset, name):
-    """The command download_data.py for a data set that torchvision fetches.
+    """Run the command download_data.py for a data set of torchvision.
 
-    dataset: its class; name: of its folder, which gets this name when it is whole.
-    It is downloaded, or copied from --from FOLDER.
+    dataset: its class; name: its folder. The data is copied from --from FOLDER, or
+    downloaded.
     """
     args = download_options(doc).parse_args()
     target = data_root() / name
@@ -130,14 +133,16 @@ def download_torchvision(doc, dataset, name):
         print(f"{target} is there already")
         return
     shutil.rmtree(unpacking, ignore_errors=True)
-    if args.url:  # one of them is what the class looks at
+    if args.url:  # a class uses one or the other
         dataset.url, dataset.mirrors = args.url, [args.url.rstrip("/") + "/"]
     socket.setdefaulttimeout(60)  # torchvision sets none
     try:
         if args.source:
             shutil.copytree(args.source / name, unpacking / name)
-            (unpacking / name).chmod(0o755)  # to rename it: FOLDER may be read-only
-        for train in (True, False):  # checks that the files can be read
+            (unpacking / name).chmod(
+                0o755
+            )  # FOLDER may be read-only, and the copy is renamed
+        for train in (True, False):  # also checks that the files can be read
             dataset(unpacking, train=train, download=not args.source)
         (unpacking / name).rename(target)
     except Exception as error:

@@ -1,18 +1,18 @@
-# Sourced by every run script, and by you on a login node: puts a Python with PyTorch on your
-# PATH, as common/sites/NAME.sh says (with FRAMEWORK=tensorflow, one with TensorFlow).
-# NAME: $SITE, else the name of the Slurm cluster, else venv. It never exits your shell.
+# Puts a Python with PyTorch on your PATH. Every run script sources this; so do you on a login
+# node. common/sites/NAME.sh says which Python; NAME is $SITE, else the Slurm cluster's name,
+# else venv. FRAMEWORK=tensorflow selects a Python with TensorFlow.
 common=$(CDPATH= cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# A job is told the name of its cluster; on a login node it is in Slurm's configuration.
+# Slurm tells a job its cluster's name; on a login node it is in Slurm's configuration.
 name='s/^ *ClusterName *= *\([^ #]*\).*/\1/Ip'
 cluster=$(sed -n "$name" "${SLURM_CONF:-/etc/slurm/slurm.conf}" 2> /dev/null || true)
 cluster=${SLURM_CLUSTER_NAME:-$cluster}
-site=${SITE:-${cluster,,}} # the files' names are in small letters
+site=${SITE:-${cluster,,}} # file names are in lower case
 if [[ ! ${SITE:-} && ! -f $common/sites/$site.sh ]]; then
     site=venv
 fi
 for name in GPUS NODES SLURM_GPUS_ON_NODE DDP_TIMEOUT; do
     if [[ ! ${!name:-1} =~ ^[1-9][0-9]{0,5}$ ]]; then
-        echo "Error: $name=${!name} is not a number from 1 on: run \`unset $name\`" >&2
+        echo "Error: $name=${!name} is not a positive number: run \`unset $name\`" >&2
         return 2
     fi
 done
@@ -21,7 +21,7 @@ if [[ $0 == *.sh && ${1:-} == *.py && ! -f $1 ]]; then
     return 2
 fi
 
-has_driver() { # and no variable hides the GPUs; to ask PyTorch takes some seconds
+has_driver() { # and no variable hides the GPUs; asking PyTorch would take seconds
     local named=${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-all}}}
     [[ ! $named =~ ^(-1)?$ ]] &&
         { compgen -G '/dev/nvidia[0-9]*' || compgen -G /dev/kfd || compgen -G /dev/dxg; } > /dev/null
@@ -29,31 +29,31 @@ has_driver() { # and no variable hides the GPUs; to ask PyTorch takes some secon
 
 PYTHON=(python) framework=${FRAMEWORK:-torch}
 source "$common/sites/$site.sh" || return 2
-# To look a package up is quick, to import it is not. A folder of its name has no origin.
+# Looking a package up is faster than importing it. A mere folder of its name has no origin.
 find="from importlib.util import find_spec; exit(not find_spec('$framework').origin)"
 if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
     echo "Error: no $framework for ${PYTHON[*]}: run \`make venv\` in" \
         "$(dirname "$common"), or see $common/sites/$site.sh" >&2
     return 2
 fi
-if [[ $- == *i* ]]; then # you type python; a script that did would not learn its number, $!
+if [[ $- == *i* ]]; then # only for interactive use: a script needs python's own PID in $!
     python() { command "${PYTHON[@]}" "$@"; }
     timeout 5 sinfo > /dev/null 2>&1 || source "$common/sbatch.sh"
 fi
 
-export PYTHONUNBUFFERED=1 # what is printed is at once in the job's output
-export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} # torch.profiler: no messages of its own
-unset PYTHONSAFEPATH # or a script would not find the folder common beside it
-# One thread a process: a GPU needs no more, and without GPUs each core stands in for one.
+export PYTHONUNBUFFERED=1 # output appears in the job's file at once
+export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} # no log messages of torch.profiler
+unset PYTHONSAFEPATH # with it, scripts would not find the folder common beside them
+# One thread per process: a GPU needs no more, and without GPUs each core stands in for one.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-tune_malloc() { # keep memory for the next step: reallocating costs tinyvgg 20 %
+tune_malloc() { # keep freed memory for the next step: reallocating costs tinyvgg 20 %
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 }
 has_driver || tune_malloc
 
-# set_gpus N [NODES]: sets GPUS, the processes of a node: Slurm's number, or yours if you type
-# GPUS=4 in front of bash, else N. Outside of Slurm, too few GPUs mean CPU cores instead.
+# set_gpus N [NODES]: set GPUS, the number of processes per node, to Slurm's number, else to
+# the one in `GPUS=4 bash ...`, else to N. Without Slurm and with too few GPUs, use CPU cores.
 set_gpus() {
     GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
     if [[ ! ${SLURM_JOB_ID:-} ]] && has_driver; then
@@ -68,8 +68,8 @@ set_gpus() {
     fi
 }
 
-# pick_gpus PLACES: outside of Slurm, use only the GPUs in these places, such as 2 or 1-2, of
-# CUDA_VISIBLE_DEVICES. If that is not set, it is 0,1,2 and so on.
+# pick_gpus FIELDS: without Slurm, keep only these entries of CUDA_VISIBLE_DEVICES (by default
+# 0,1,2,...), for example 2 or 1-2.
 pick_gpus() {
     [[ ! ${SLURM_JOB_ID:-} ]] || return 0
     local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-$(seq -s, 0 63)}}

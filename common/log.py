@@ -1,4 +1,4 @@
-"""What a run prints and leaves behind: lines, TensorBoard scalars, its result."""
+"""A run's output: printed lines, TensorBoard scalars, and its line of results."""
 
 import json
 import os
@@ -23,12 +23,12 @@ RESULTS = "logs/results.jsonl"
 
 
 def rank0_print(line):
-    """Print a line, if this is the one of many processes that speaks for all."""
+    """Print a line if this process is rank 0."""
     if os.environ.get("RANK", "0") == "0":
-        with tqdm.external_write_mode():  # wipes a progress bar meanwhile
+        with tqdm.external_write_mode():  # hides a progress bar meanwhile
             try:
                 print(f"{line}\n", end="", flush=True)  # in one piece
-            except BrokenPipeError:  # of `| head -1`, say: nobody reads on
+            except BrokenPipeError:  # for example after `| head -1`
                 os._exit(128 + signal.SIGPIPE)
 
 
@@ -42,8 +42,7 @@ class NullWriter:
 class RunLog:
     """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
 
-    Of many processes, rank 0 does so. Files go to logs/ in the working directory;
-    each run has a folder of its own there.
+    Only rank 0 does. Files go to a new folder in logs/ in the working directory.
     """
 
     def __init__(
@@ -51,10 +50,9 @@ class RunLog:
     ):
         """args: the script's options; args.batch_size is per GPU.
 
-        gpus: how many the run uses; by default one for each process of torchrun.
-        scalars: false for a script with a SummaryWriter of its own; unit: what its
-        speed counts, for example "tokens". Raises UserError if logs/ cannot be
-        written.
+        gpus: number of GPUs; by default one per process of torchrun. scalars: False
+        for a script that has its own SummaryWriter; unit: what the speed counts, for
+        example "tokens". Raises UserError if logs/ cannot be written.
         """
         self.args, self.device, self.unit = args, device, unit
         self.gpus = gpus or int(os.environ.get("WORLD_SIZE", 1))
@@ -71,8 +69,8 @@ class RunLog:
             return
         check_appendable(RESULTS)
         try:
-            if scalars:  # slow to import, and only one process needs it
-                # Else TensorBoard takes dp_ddp_intro/tensorflow/ for TensorFlow.
+            if scalars:  # slow to import, so only where it is needed
+                # Else TensorBoard would import dp_ddp_intro/tensorflow/.
                 sys.modules.setdefault("tensorflow", None)
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -97,7 +95,7 @@ class RunLog:
         self.print(f"Batch size: {args.batch_size} per {processor} x {total}")
 
     def _note_gradient_bytes(self, optimizer, *_):
-        """Note how large the gradients are, at the first step of an optimizer."""
+        """Note the size of the gradients at the optimizer's first step."""
         if self.gradient_bytes is None:
             grads = [p.grad for g in optimizer.param_groups for p in g["params"]]
             sizes = [grad.nbytes for grad in grads if grad is not None]
@@ -119,10 +117,10 @@ class RunLog:
                 bar.update()
 
     def epoch(self, epoch, images, seconds, **parts):
-        """Report an epoch; they are numbered from 1.
+        """Print an epoch's figures, and write them for TensorBoard.
 
-        images: of the whole job (or tokens); seconds: without the validation; parts:
-        for example train={"loss": 0.1, "accuracy": 98.7}.
+        epoch: counted from 1; images: of the whole job (or tokens); seconds: without
+        the validation; parts: for example train={"loss": 0.1, "accuracy": 98.7}.
         """
         watchdog.heartbeat(120)
         if not self.enabled:
@@ -130,7 +128,7 @@ class RunLog:
         self.epochs.append((images, seconds, time.time()))
         self.memory = peak_memory(self.device)
         if len(self.epochs) == 1 and self.device.type != "cpu":
-            # Of that much, a part was for cuDNN's search for its fastest algorithms.
+            # Some of that memory was for cuDNN's search for its fastest algorithms.
             torch.get_device_module(self.device).reset_peak_memory_stats(self.device)
         self.writer.add_scalar(f"{self.unit}_per_second", images / seconds, epoch)
         line = (
@@ -145,10 +143,10 @@ class RunLog:
         self.print(line)
 
     def write_result(self, **fields):
-        """Add this run to logs/results.jsonl, with these fields besides its own.
+        """Add this run, with additional fields, to logs/results.jsonl.
 
-        Its speed is the median of epochs 2 to --epochs: the first fills caches, and
-        those after are fine-tuning.
+        Its speed is the median of epochs 2 to --epochs: the first one fills caches,
+        and later ones are fine-tuning.
         """
         watchdog.stop()
         if not self.enabled:
@@ -187,7 +185,7 @@ class RunLog:
 
 
 def peak_memory(device):
-    """Return the most bytes that this process had, on its GPU or in main memory."""
+    """Return this process's peak memory in bytes, on its GPU or in main memory."""
     if device.type != "cpu":
         return torch.get_device_module(device).max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of the two systems
@@ -195,7 +193,7 @@ def peak_memory(device):
 
 
 def cpu_name():
-    """Return the name of this machine's CPU, by which compare.py tells machines."""
+    """Return the name of this machine's CPU."""
     info = Path("/proc/cpuinfo")
     found = info.exists() and re.search("model name\t: (.*)", info.read_text())
     return found[1] if found else platform.machine()

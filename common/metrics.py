@@ -1,6 +1,6 @@
-"""Loss and accuracy: summed on the device, and read once an epoch.
+"""Loss and accuracy: summed on the device, and read once per epoch.
 
-To read a number (`.item()`) in every step would make the host wait for the device.
+Reading a number in every step (`.item()`) would make the host wait for the device.
 """
 
 import math
@@ -13,8 +13,8 @@ from common.cli import UserError
 def batch_sums(loss, *correct):
     """Return [loss_sum, correct, ..., count] of a batch, a tensor on its device.
 
-    loss: the batch's mean, a scalar tensor; correct: a bool tensor (N,) for each
-    accuracy. Unlike means, sums add up over batches and processes of any size.
+    loss: the mean over the batch, a scalar tensor; correct: a bool tensor (N,) for
+    each accuracy. Unlike means, sums add up over batches and ranks of any size.
     """
     count = torch.ones_like(correct[0]).sum()
     loss_sum = loss.detach() * len(correct[0])
@@ -22,10 +22,10 @@ def batch_sums(loss, *correct):
 
 
 def to_metrics(sums, *names):
-    """Return sums as {"loss": mean, "accuracy": %}; this waits for the device.
+    """Return {"loss": mean, "accuracy": %} from sums; this waits for the device.
 
-    names: of the accuracies, if there are others than "accuracy". Raises UserError
-    if a training's loss is inf or NaN; in 16 bits an early validation's may be.
+    names: names of the accuracies, if there are several. Raises UserError if a
+    training loss is inf or NaN. An early validation loss may be, in 16 bits.
     """
     loss_sum, *correct, count = sums.tolist()
     loss = loss_sum / count

@@ -1,7 +1,7 @@
-"""Turns images in files into one file of bytes for each split, which scripts map.
+"""Image files to one memory-mapped array per split.
 
-This is done once, on a login node, by an exercise's download_data.py or
-sample_data.py: a job that decoded them would keep its GPU waiting, and be billed.
+download_data.py and sample_data.py do this once, on a login node. A job that decoded
+images would keep its GPU waiting, and pay for it.
 """
 
 import os
@@ -20,35 +20,37 @@ from common.cli import UserError
 from common.data import prepared_file
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-# What Pillow raises for a file that is damaged, or too large to be meant.
+# Pillow's errors for a damaged file, or one of an absurd size.
 UNREADABLE = OSError, SyntaxError, ValueError, Image.DecompressionBombError
-progress_bar = partial(tqdm, leave=False, disable=None)  # None: on terminals alone
+progress_bar = partial(tqdm, leave=False, disable=None)  # None: only on a terminal
 
 
 def disk_full_hint(error, otherwise):
-    """Return what to do about an error: on a full disk nothing else helps."""
+    """Return "make room" if the disk is full, else the other advice."""
     full = re.search("No space left|quota exceeded", str(error))
     return "the disk is full, make room" if full else otherwise
 
 
 def find_image_root(folder, split, name):
-    """Return this folder, or one or two levels below it one that has split/name/."""
+    """Return the folder with split/name/: itself, or one within two levels."""
     for found in (folder, *folder.glob("*/"), *folder.glob("*/*/")):
         half_unpacked = ".part" in str(found.relative_to(folder))
         if os.path.isdir(found / split / name) and not half_unpacked:
             return found
     with suppress(FileNotFoundError, NotADirectoryError):
-        os.listdir(folder / split / name)  # raises if one may not look into it
+        os.listdir(
+            folder / split / name
+        )  # raises PermissionError if it is unreadable
 
 
 def prepare(source, target, splits, classes, size, *, skip_bad=False):
-    """Write the images in source/SPLIT/CLASS/ to a file target/SPLIT-SIZE.pt each.
+    """Write target/SPLIT-SIZE.pt from the images in source/SPLIT/CLASS/.
 
-    A file holds {"images": uint8 (N, 3, size, size), "labels": int64 (N,)}, by class
-    and then by name; labels are 0, 1, ... in the order of the classes. The images of
-    a split must fit into memory, and twice if skip_bad leaves out some. Raises
-    UserError if some cannot be read, if a class has none, or if there is no space;
-    OSError if one may not be read.
+    Each file holds {"images": uint8 (N, 3, size, size), "labels": int64 (N,)},
+    sorted by class, then by name; labels are 0, 1, ... in the order of the classes.
+    A split must fit into memory; twice if skip_bad drops images. Raises UserError if
+    an image is damaged, a class has no images, or the disk is full; OSError if a
+    file may not be read.
     """
     for split in splits:
         files, labels = [], []
@@ -85,10 +87,10 @@ def prepare(source, target, splits, classes, size, *, skip_bad=False):
 
 
 def read_photos(files, size, *, threads=8):
-    """Return images, uint8 (N, 3, size, size), and which of them are readable (N,).
+    """Return images, uint8 (N, 3, size, size), and whether each was readable (N,).
 
-    The others are black. Raises OSError if one may not be read, or the disk fails:
-    that is no damage.
+    Unreadable ones are black. Raises OSError for missing permissions or a failing
+    disk, since the image itself is not to blame.
     """
     images = torch.zeros(len(files), 3, size, size, dtype=torch.uint8)
     readable = torch.zeros(len(files), dtype=torch.bool)
@@ -109,11 +111,11 @@ def read_photos(files, size, *, threads=8):
 
 
 def read_photo(file, size):
-    """Return an image file, uint8 (3, size, size), or raise one of UNREADABLE."""
+    """Return an image as uint8 (3, size, size), or raise one of UNREADABLE."""
     with Image.open(file) as photo:
-        photo.draft("RGB", (size, size))  # libjpeg decodes at 1/2, 1/4 or 1/8
+        photo.draft("RGB", (size, size))  # lets libjpeg decode at 1/2, 1/4 or 1/8
         photo.load()  # raises if the file is damaged
-        with suppress(Exception):  # cameras write odd EXIF data
+        with suppress(Exception):  # some cameras write invalid EXIF data
             ImageOps.exif_transpose(photo, in_place=True)
         photo = photo.convert("RGB")
         return pil_to_tensor(photo.resize((size, size), Image.Resampling.BILINEAR))

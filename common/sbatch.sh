@@ -1,12 +1,12 @@
-# Sourced by env.sh in your shell where no Slurm answers, so that the READMEs' commands work.
-# sbatch [OPTIONS] SCRIPT [ARGUMENTS]: runs a script here and now, without a queue.
+# Sourced by env.sh in an interactive shell without Slurm, so that the READMEs' commands work.
+# sbatch [OPTIONS] SCRIPT [ARGUMENTS]: run a script at once, without a queue.
 sbatch() {
     local gpus=${GPUS:-} nodes=${NODES:-} ignored=()
     while [[ ${1:-} == -* ]]; do
         case $1 in
             --gpus-per-node=* | --gres=gpu:*) gpus=${1##*[=:]} ;;
             --nodes=*) nodes=${1#*=} ;;
-            --wait) ;; # it does
+            --wait) ;; # it always waits
             *) ignored+=("$1") ;;
         esac
         shift
@@ -21,7 +21,7 @@ sbatch() {
     GPUS=$gpus NODES=$nodes bash "$@"
 }
 echo "No Slurm answers here: sbatch runs a script in this shell, on its GPUs or CPU cores" >&2
-# Options that make the runs of an exercise short on CPU cores.
+# Options for short runs on CPU cores.
 SMALL=
 if ! has_driver && [[ -f small.txt ]]; then
     SMALL=$(cat small.txt)

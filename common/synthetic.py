@@ -26,9 +26,14 @@ def make_synthetic_data(doc, name, make_files, prepare=lambda folder: None):
     """
     parser = OptionParser(doc)
     add = parser.add_argument
-    text = "where to put the data"
+    text = "folder for the data"
     add("--to", type=Path, default=SYNTHETIC_DIR, metavar="FOLDER", help=text)
-    add("--scale", type=float, default=1, help="size of the data set, relative")
+    add(
+        "--scale",
+        type=float,
+        default=1,
+        help="size of the data set, relative to the default",
+    )
     args = parser.parse_args()
     target, part = args.to / name, args.to / f"{name}.part"
     if not 0.01 <= args.scale <= 100:

@@ -475,7 +475,7 @@ def test_each_site_gives_a_python(site, tmp_path):
         ({"SITE": "nowhere"}, "status=2"),
         ({"SITE": "conda", "CONDA": "none"}, "Error: no conda: load its module in"),
         ({"SITE": "lumi", "SBATCH_ACCOUNT": ""}, "run export SBATCH_ACCOUNT="),
-        ({"GPUS": "two"}, "Error: GPUS=two is not a number from 1 on"),
+        ({"GPUS": "two"}, "Error: GPUS=two is not a positive number"),
         ({"SLURM_GPUS_ON_NODE": "0"}, "run `unset SLURM_GPUS_ON_NODE`"),
         ({"DDP_TIMEOUT": "-1"}, "Error: DDP_TIMEOUT=-1 is"),
     ],

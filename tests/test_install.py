@@ -75,7 +75,7 @@ def make_venv(tmp_path, index):
 
 def test_no_gpu_and_no_slurm(make_venv):
     version, said = make_venv()
-    assert version == "9+cpu" and "PyTorch for CPUs alone" in said
+    assert version == "9+cpu" and "PyTorch for CPUs" in said
     # Nothing is installed again, but for another PyTorch.
     version, said = make_venv(TORCH_INDEX="http://localhost:9")
     assert version == "9+cpu" and "Nothing to be done" in said
