@@ -155,8 +155,11 @@ class RunLog:
         epochs = self.epochs[: self.args.epochs]
         images, seconds, _ = zip(*(epochs[1:] or epochs), strict=True)
         median = statistics.median(seconds)
+        profiler = getattr(sys.modules.get("line_profiler"), "profile", None)
         result = {
             "script": self.script,
+            "folder": Path(sys.argv[0]).parent.name,  # "solutions", for example
+            "profiled": getattr(profiler, "enabled", False) is True,  # by kernprof
             "gpus": self.gpus,
             "nodes": self.nodes,
             "device": self.device_name,

@@ -48,6 +48,8 @@ def test_result_and_scalars_of_a_run(folder, monkeypatch, capsys):
     (result,) = read_results()
     expected = {
         "script": "script",
+        "folder": "where",
+        "profiled": False,
         "gpus": 2,
         "nodes": 1,
         "device": "CPU core",

@@ -67,6 +67,7 @@ def test_the_course_command_and_its_profile(exercise, sample):
     assert len(re.findall(r"^Test set: ", done.stdout, re.M)) == 5
     (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert result["batch_per_gpu"] == 128 and result["options"]["epochs"] == 5
+    assert result["profiled"]  # compare.py keeps such runs apart
     report = done.stdout[done.stdout.index("Timer unit") :]
     for line in (
         r"Function: train at line \d+",
