@@ -1,6 +1,6 @@
-"""The runs in results.jsonl files, of one person or of a class.
+"""Runs in results.jsonl files, from one person or from a class.
 
-Anybody's file may hold anything: what is no run is named and left out.
+A file may hold anything: lines that are not runs are reported and left out.
 """
 
 import json
@@ -19,7 +19,7 @@ NUMBERS = "seconds_per_epoch", "training_seconds", "accuracy", "peak_memory_gb"
 
 
 def printable(text):
-    """Return a text without what a terminal would obey."""
+    """Return a text without control characters, which a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -28,7 +28,7 @@ def warn(text):
 
 
 def find_files(names):
-    """Return the .jsonl files that these files and folders are, each once."""
+    """Return the .jsonl files in these files and folders, each file once."""
     files = {}
     for path in map(Path, names):
         found = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
@@ -40,7 +40,7 @@ def find_files(names):
 
 
 def name_owner(file, files):
-    """Return whose file of these it is: its path below the folder of them all."""
+    """Return who handed in a file: its path below the common folder of all files."""
     if len(files) == 1:
         return ""
     folder = os.path.commonpath([os.path.abspath(os.path.dirname(f)) for f in files])
@@ -51,8 +51,8 @@ def name_owner(file, files):
 def read_runs(files):
     """Return the runs in these .jsonl files, a dict each, or raise UserError.
 
-    A line that is no run is left out; a line that several files have is one run.
-    Runs with --verbose are left out: their times are those of printing.
+    Lines that are not runs are left out, and so are runs with --verbose, which print
+    in each step. A line that is in several files is one run with several owners.
     """
     runs = {}  # {line: run}
     for file in files:
@@ -61,7 +61,7 @@ def read_runs(files):
         except OSError as error:
             text = f"cannot read {file}: {error.strerror}"
             raise UserError(f"{text}; run a script first") from None
-        who, broken = name_owner(file, files), []
+        owner, broken = name_owner(file, files), []
         if not text.strip():
             warn(f"{file} is empty")
             continue
@@ -69,66 +69,76 @@ def read_runs(files):
         lines = text.rstrip("\n").split("\n")
         for number, line in enumerate(lines, start=1):
             try:
-                run = parse_run(json.loads(line), who)
+                run = parse_run(json.loads(line), owner)
             except NO_RUN as error:
                 broken.append(f"line {number}, {type(error).__name__}: {error}")
                 continue
-            if line in runs:
-                again = f"there again in the file of {who}" if who else "there again"
-                runs[line]["notes"].append(f"{again}: counts once")
+            if first := runs.get(line):
+                note = f"one line in the files of {first['owner']} and {owner}"
+                if owner in first["owners"]:
+                    note = "the same line twice in a file"
+                first["notes"].append(f"{note}: counted once")
+                first["owners"].add(owner)
             runs.setdefault(line, run)
         if broken:
-            warn(f"{file}: lines left out: {len(broken)}, first {broken[0]}")
-    silent = [run for run in runs.values() if not run["options"].get("verbose")]
-    if len(silent) < len(runs):
-        count = len(runs) - len(silent)
-        warn(f"runs left out: {count}, since --verbose prints in each step")
-    if not silent:
+            warn(f"{file}: left out {len(broken)} lines, first {broken[0]}")
+    kept = [run for run in runs.values() if not run["options"].get("verbose")]
+    if len(kept) < len(runs):
+        count = len(runs) - len(kept)
+        warn(f"left out {count} runs with --verbose, which prints in each step")
+    if not kept:
         names = ", ".join(map(str, files))
-        raise UserError(f"no results in {names}: run a script first")
-    return silent
+        raise UserError(f"no results in {names}; run a script first")
+    return kept
 
 
-def parse_run(fields, who=""):
+def parse_run(fields, owner=""):
     """Return a run: the fields that RunLog wrote, and what compare.py needs besides.
 
-    speed, size: a second, and of an epoch, in images or what else it counts
-    machine: runs on the same one can be compared; where: its GPU, or "CPU core"
-    end: when it ended, as the clocks there showed it
-    epochs: that were made, without those of fine-tuning, which do not count
-    who: whose run it is; notes: in words, what is unusual about it
+    name: the script, with its folder unless that is the exercise's
+    speed, size: images (or tokens) per second, and per epoch
+    machine: runs are compared only within a machine; processor: a GPU's name, or
+    "CPU core"
+    end: the time when it ended
+    epochs: epochs that ran, without fine-tuning
+    owner, owners: whose file has the run first, and all whose files have it
+    notes: what is unusual about the run, in words
 
     Raises one of NO_RUN if RunLog did not write these fields.
     """
     run = {"counts": "images", "cpus": "?", "cpu": "unknown CPU", **fields}
     run["size"] = run[f"{run['counts']}_per_epoch"]
-    run["epochs"] = asked = run["options"]["epochs"]
+    run["epochs"] = requested = run["options"]["epochs"]
     for name in COUNTS:
         if type(run[name]) is not int or not 0 < run[name] < 2**31:
             raise ValueError(f"{name} is {run[name]!r}")
     for number in (run.get("gradient_bytes"), run["options"].get("length")):
         if number is not None and (type(number) is not int or number < 1):
             raise ValueError(f"gradient_bytes or length is {number!r}")
-    if not isinstance(run["script"], str):
-        raise TypeError(f"script is {run['script']!r}")
+    folder = run.get("folder", "")  # TensorFlow's runs have none
+    if not isinstance(run["script"], str) or not isinstance(folder, str):
+        raise TypeError(f"script is {run['script']!r} in folder {folder!r}")
+    run["name"] = f"{folder}/{run['script']}" if folder else run["script"]
+    run["profiled"] = run.get("profiled") is True
     run["framework"] = "tensorflow" if "tensorflow" in run else "torch"
     run["version"] = str(run.get(run["framework"], ""))
     run["speed"] = float(run[f"{run['counts']}_per_second"])
     if not 0 < run["speed"] < float("inf"):
-        raise ValueError(f"its speed is {run['speed']}")
+        raise ValueError(f"speed is {run['speed']}")
     for name in NUMBERS:
         number = run.get(name)  # not all scripts have all of them
         run[name] = None if number is None else float(number)
         if number is not None and not 0 <= run[name] < float("inf"):
             raise ValueError(f"{name} is {number!r}")
     run["end"] = datetime.fromisoformat(run["finished"][:19])
-    run["where"] = run["machine"] = re.sub(r" \(\d+ share \d+\)", "", run["device"])
-    if run["where"].startswith("CPU core"):  # a GPU is the machine by itself
+    run["processor"] = re.sub(r" \(\d+ share \d+\)", "", run["device"])
+    run["machine"] = run["processor"]  # a GPU's name is enough
+    if run["processor"].startswith("CPU core"):
         run["machine"] += f", {run['cpus']} x {run['cpu']}"
-    run["who"], run["notes"] = who, []
+    run["owner"], run["owners"], run["notes"] = owner, {owner}, []
     if "epoch_ends" in run:  # TensorFlow's runs have none
-        run["epochs"] = min(len(run["epoch_ends"]), asked)
-    if run["epochs"] < asked:
-        made = f"{who} made {run['epochs']} of {asked} epochs".strip()
-        run["notes"].append(f"{made}: stopped, or resumed")
+        run["epochs"] = min(len(run["epoch_ends"]), requested)
+    if run["epochs"] < requested:
+        text = f"{owner} ran {run['epochs']} of {requested} epochs".strip()
+        run["notes"].append(f"{text}: stopped or resumed")
     return run

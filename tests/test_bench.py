@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import timing
 from check import REQUIRED_FILES
-from compare import compare, plot, print_table
+from compare import compare, make_owner_table, make_table, plot, print_table
 from conftest import REPOSITORY, copy_exercise, make_data, raises_user_error, run
 from results import find_files, name_owner, parse_run, read_runs
 
@@ -166,6 +166,8 @@ def result(script, gpus, speed, batch=25, **fields):
         "peak_memory_gb": 1.0,
         "epoch_ends": [1.0] * fields.get("epochs", 10),
         "torch": "2.15.0",
+        "folder": "",
+        "profiled": False,
         "finished": "2026-11-21T09:30:00+0100",
     }
     for name, value in fields.items():
@@ -224,7 +226,7 @@ def test_which_run_is_a_baseline():
     strong = result("strong_scaling", 8, 800)
     whole = result(NAME, 1, 160, batch=200)
     *_, row = rows_of(result(NAME, 1, 100), whole, strong)
-    assert (row["speedup"], row["against"]) == (5, "200 in all")
+    assert (row["speedup"], row["against"]) == (5, "200 in total")
     for script in (f"{NAME}_multigpu", "strong_scaling"):
         assert speedups(result(script, 1, 90)) == [(script, 1, None)]
     cpu = [
@@ -279,14 +281,20 @@ BUSY = f"efficiency 106%, so the machine was busy: repeat {NAME} on"
         ("", 1.5, {}, {"lr": 1, "seed": 3, "optimizer": "adam"}),
         ("no run on one GPU of this machine with", None, EPYC | {"cpus": 8}, EPYC),
         ("no run on one GPU of this", None, {}, {"images_per_epoch": 9}),
-        ("none on one GPU with batch 25 or 50", None, {"batch": 7}, {}),
-        ("only with another --workers$", None, {"workers": 2}, {}),
-        ("only with another --amp$", None, {}, {"amp": True}),
+        ("no run on one GPU with batch 25 or 50", None, {"batch": 7}, {}),
+        ("one GPU have another --workers$", None, {"workers": 2}, {}),
+        ("one GPU have another --amp$", None, {}, {"amp": True}),
         ("compared with torch 2.8$", 1.5, {"torch": "2.8"}, {}),
-        ("^made 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
-        ("^one epoch: the first, which", 1.5, {}, {"epochs": 1}),
-        ("^one epoch", 1.5, {}, {"epochs": 1, "epoch_ends": [1, 2]}),  # fine-tuning
-        ("^compared with one epoch", 1.5, {"epochs": 1}, {}),
+        ("^profiled, unlike the baseline$", 1.5, {}, {"profiled": True}),
+        ("^ran 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
+        ("^only one epoch: the first", 1.5, {}, {"epochs": 1}),
+        (
+            "^only one epoch",
+            1.5,
+            {},
+            {"epochs": 1, "epoch_ends": [1, 2]},
+        ),  # fine-tuning
+        ("^compared with only one epoch", 1.5, {"epochs": 1}, {}),
         ("", 2.1, {"images_per_second": 150 / 2.1}, {}),
         (
             f"^{BUSY} 1 x .* on 2 x H200$",
@@ -316,7 +324,7 @@ def test_the_table(capsys):
     ((title, rows),) = compare([parse_run(run) for run in runs]).items()
     options = "--workers 1 --image-size 40 --amp"
     assert title == f"{NAME}.py {options}  # H200, 2000 images an epoch"
-    print_table(rows)
+    print_table(*make_table(rows))
     head, *lines, note = capsys.readouterr().out.splitlines()
     assert head.split()[-5:] == ["runs", "spread", "note", "--backbone", "--lr"]
     busy = "spread 67%, so the machine was busy"
@@ -348,7 +356,8 @@ def test_lines_of_the_plot():
         [1, 8],
     ]
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == [
+    assert max(len(line) for name in names for line in name.splitlines()) <= 64
+    assert [name.replace("\n", " ") for name in names] == [
         f"{NAME}_multigpu, batch 25 per GPU: 2.00 on 2, 4.00 on 4, 8.00 on 8",
         f"{NAME}_multigpu, 2 nodes, batch 25 per GPU: 2.22 on 4",
         "ideal",
@@ -377,21 +386,69 @@ def test_a_class(tmp_path, capsys):
     )
     (epyc, ours), (ryzen, hers) = compare(read_runs(files)).items()
     assert "CPU core, 2 x AMD EPYC, 2000" in epyc and "2 x AMD Ryzen" in ryzen
-    assert [(r["speed"], r["runs"], r["who"]) for r in ours] == [
+    assert [(r["speed"], r["runs"], r["owner"]) for r in ours] == [
         (90, 3, "anna, ben, carl"),
         (160, 3, "anna, ben, carl"),
     ]
     assert [row["speedup"] for row in ours] == [1, pytest.approx(160 / 90)]
     assert ours[1]["spread"] == pytest.approx(0.2) and not ours[1]["notes"]
-    assert ours[0]["notes"] == ["there again in the file of ben: counts once"]
+    assert ours[0]["notes"] == [
+        "one line in the files of anna and ben: counted once"
+    ]
     assert hers[0]["speedup"] is None
-    print_table(hers)
+    print_table(*make_table(hers))
     head, line, note = capsys.readouterr().out.splitlines()
-    assert head.split()[-2:] == ["who", "note"] and line.split()[-2:] == [
+    assert head.split()[-2:] == ["owner", "note"] and line.split()[-2:] == [
         "dora",
         "1",
     ]
     assert note.startswith("  1: no speed-up: no run on one GPU of this machine")
+
+
+def test_a_line_for_each_owner(tmp_path, capsys):
+    """Their own runs are compared; a shared line counts for both."""
+    two = f"{NAME}_multigpu"
+    shared = result(NAME, 1, 100)
+    files = hand_in(
+        tmp_path,
+        anna=[shared, result(two, 2, 150), result(two, 4, 200)],
+        ben=[shared, result(two, 2, 180)],
+        carl=[result(NAME, 1, 80)],
+        dora=[result(two, 2, 160)],
+        emil=["not JSON"],
+    )
+    owners = "anna", "ben", "carl", "dora", "emil"
+    lines, notes = make_owner_table(read_runs(files), owners)
+    assert lines[0] == ["owner", "runs", "pairs", "speed-up", "note"]
+    name = f"{two}, batch 25 per GPU"
+    assert lines[1:] == [
+        ["anna", "3", f"2 x H200: {name}\n4 x H200: {name}", "1.50\n2.00", "1"],
+        ["ben", "2", f"2 x H200: {name}", "1.80", "1"],
+        ["carl", "1", "", "", "2"],
+        ["dora", "1", f"2 x H200: {two}, batch 50", "-", "3"],
+        ["emil", "0", "", "", "4"],
+    ]
+    assert notes[0] == "one line in the files of anna and ben: counted once"
+    assert notes[1] == "only baselines" and notes[3] == "no runs"
+    assert notes[2].startswith("no speed-up: no run on one GPU")
+    print_table(lines, notes)
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 7 + 4 and out[2].split()[-1] == "2.00"  # anna's second pair
+
+
+def test_patients_and_solutions_are_apart_and_so_are_profiled_runs():
+    patient = result("patient1", 2, 100)
+    runs = [patient, patient | {"folder": "solutions"}, patient | {"profiled": True}]
+    rows = rows_of(*runs, patient | {"finished": "2026-11-21T10:30:00+0100"})
+    assert [(r["name"], r["runs"], r["profiled"]) for r in rows] == [
+        ("patient1", 2, False),
+        ("solutions/patient1", 1, False),
+        ("patient1", 1, True),
+    ]
+    shown = [row["differs"]["profiler"] for row in rows]
+    assert shown == ["", "", "line_profiler"]
+    with pytest.raises(TypeError):
+        parse_run(patient | {"folder": 3})
 
 
 @pytest.mark.parametrize(
@@ -429,14 +486,14 @@ def test_what_is_no_run_is_named_and_left_out(tmp_path, capsys):
     files[2].write_text("")
     assert [run["speed"] for run in read_runs(files)] == [100, 90]
     warned = capsys.readouterr().err.splitlines()
-    counts = [re.search("lines left out: (\\d+)", text)[1] for text in warned[:-1]]
+    counts = [re.search("left out (\\d+) lines", text)[1] for text in warned[:-1]]
     assert counts == [str(len(bad)), "1"]
     assert warned[-1] == f"Warning: {files[2]} is empty"
     assert "first line 2, ValueError: gpus is 0" in warned[0]
     assert "first line 1, KeyError: 'batch'" in warned[1]
     for lines in (["not JSON"], []):
         (tmp_path / "results.jsonl").write_text("\n".join(lines))
-        with raises_user_error("no results in .*results.jsonl: run a script first"):
+        with raises_user_error("no results in .*results.jsonl; run a script first"):
             read_runs([tmp_path / "results.jsonl"])
     with raises_user_error("cannot read none.jsonl: No such file"):
         read_runs(["none.jsonl"])
@@ -446,10 +503,10 @@ def test_runs_with_verbose_are_left_out(tmp_path, capsys):
     chatty = [result(NAME, 1, speed, verbose=True) for speed in (50, 60)]
     files = hand_in(tmp_path, anna=[*chatty, result(NAME, 1, 100, verbose=False)])
     assert [run["speed"] for run in read_runs(files)] == [100]
-    line = "Warning: runs left out: 2, since --verbose prints in each step\n"
+    line = "Warning: left out 2 runs with --verbose, which prints in each step\n"
     assert capsys.readouterr().err == line
     hand_in(tmp_path, ben=chatty)
-    with raises_user_error("no results in .*: run a script first"):
+    with raises_user_error("no results in .*; run a script first"):
         read_runs([tmp_path / "ben/results.jsonl"])
 
 
@@ -469,6 +526,29 @@ def test_the_command_prints_a_table_and_draws(tmp_path):
         done = run([*command, image], REPOSITORY / "exercise8")
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
         assert f"cannot write {image}" in done.stderr
+    for page in "page.jsonl", "/dev/null/page.html":  # spares students' results
+        done = run([*command, plot, "--html", page], REPOSITORY / "exercise8")
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert page in done.stderr
     pipe = " ".join(map(str, [*command, plot])) + " | head -n 1"
     done = run(["bash", "-o", "pipefail", "-c", pipe], REPOSITORY / "exercise8")
     assert done.stderr == "" and done.returncode != 1
+
+
+def test_the_page_of_a_class(tmp_path):
+    """Constant columns are above the table. Names of folders are not HTML."""
+    two, people = f"{NAME}_multigpu", ("anna", "<b>ben")
+    runs = {p: [result(NAME, 1, 100), result(two, 2, 190, lr=0.5)] for p in people}
+    runs[people[1]][0]["finished"] = "2026-11-21T10:30:00+0100"
+    hand_in(tmp_path / "class", **runs)
+    page = tmp_path / "new/class.html"
+    command = [sys.executable, "../bench/compare.py", tmp_path / "class"]
+    command += ["--plot", tmp_path / "plot.png", "--html", page]
+    done = run(command, REPOSITORY / "exercise8")
+    assert done.returncode == 0 and str(page) in done.stdout, done.stderr
+    html = page.read_text("utf-8")
+    first, second = html.split("<h2>")[1:]
+    assert "nodes 1, batch per GPU 25" in first and "<th>per GPU" not in first
+    assert "190.0" in first and "1.90" in first
+    assert second.count("<tbody>") == 2 and "<b>ben" not in html
+    assert "&lt;b&gt;ben" in second and "1.90" in second

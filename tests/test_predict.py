@@ -261,7 +261,7 @@ def test_of_cpu_cores_it_says_so(there, capsys):
     call(predict, "gpu.jsonl", "--site", "lumi")
     out, err = capsys.readouterr()
     assert out.count(" GPU-hours     kWh\n") == 2 and "CPU" not in err
-    assert "Warning: compared with one epoch: the first, which is slow\n" in err
+    assert "Warning: compared with only one epoch: the first one is slow\n" in err
 
 
 def test_numbers_of_gpus_and_batches(there, tables):

@@ -259,7 +259,7 @@ def main():
         f"Strong scaling, {global_batch} in all": global_batch,
     }
     watts = site.get("watts", {}).get("per_gpu")
-    on_gpus = not (runs and runs[0]["where"].startswith("CPU core"))
+    on_gpus = not (runs and runs[0]["processor"].startswith("CPU core"))
     for run in runs:
         print(f"From {name_row(run)}, batch {run['batch']}")
         for note in run["notes"]:
