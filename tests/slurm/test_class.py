@@ -1,4 +1,4 @@
-"""A class: students read the teacher's folder, and sbatch knows what all need."""
+"""A class: students read the teacher's files, and the site file sets Slurm options."""
 
 import codecs
 import os
@@ -13,16 +13,20 @@ from conftest import REPOSITORY, as_nobody, copy_exercise, load, make_data, run
 GUIDE = (REPOSITORY / "docs/CLUSTER.md").read_text()
 TEACHERS = "/projects/course/multigpu"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip")
-READ_BY_SBATCH = ["ACCOUNT", "PARTITION", "RESERVATION"]
-READ_BY_SBATCH += [f"MEM_PER_{what}" for what in ("CPU", "GPU", "NODE")]
-SHOWN = ["DATADIR", "TORCH_HOME", *(f"SBATCH_{name}" for name in READ_BY_SBATCH)]
-root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be others")
+SBATCH_VARIABLES = ["ACCOUNT", "PARTITION", "RESERVATION"]
+SBATCH_VARIABLES += [f"MEM_PER_{what}" for what in ("CPU", "GPU", "NODE")]
+VARIABLES = [
+    "DATADIR",
+    "TORCH_HOME",
+    *(f"SBATCH_{name}" for name in SBATCH_VARIABLES),
+]
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change users")
 
 
 @pytest.fixture
-def room(tmp_path):
+def exercise(tmp_path):
     """A student's exercise 8; the teacher's clone is tmp_path/course."""
-    room = copy_exercise("exercise8", tmp_path)
+    exercise = copy_exercise("exercise8", tmp_path)
     (tmp_path / "common").unlink()
     shutil.copytree(REPOSITORY / "common", tmp_path / "common")
     text = (tmp_path / "common/sites/class.sh").read_text()
@@ -31,48 +35,50 @@ def room(tmp_path):
     (tmp_path / "common/sites/here.sh").write_text(text)
     (tmp_path / "course/data").mkdir(parents=True)
     (tmp_path / "course/.venv").symlink_to(REPOSITORY / ".venv")
-    return room
+    return exercise
 
 
-def typed(command, room, **env):
-    """Return what a student's shell on a login node says to a command."""
-    for name in (*SHOWN, "VIRTUAL_ENV", "SLURM_CONF"):
+def run_in_shell(command, exercise, **env):
+    """Return what a command prints in a student's shell on a login node."""
+    for name in (*VARIABLES, "VIRTUAL_ENV", "SLURM_CONF"):
         command = command if name in env else f"unset {name}; {command}"
-    done = run(["bash", "-c", command], room, SITE="here", **env)
+    done = run(["bash", "-c", command], exercise, SITE="here", **env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def settings(room, times=1, **env):
-    show = f"for name in {' '.join(SHOWN)}; do echo $name=${{!name-unset}}; done"
-    shown = typed("source common/env.sh; " * times + show, room, **env)
+def settings(exercise, times=1, **env):
+    show = f"for name in {' '.join(VARIABLES)}; do echo $name=${{!name-unset}}; done"
+    shown = run_in_shell("source common/env.sh; " * times + show, exercise, **env)
     return dict(line.split("=") for line in shown.splitlines())
 
 
-def test_a_student_types_nothing(room, tmp_path):
-    found = settings(room)
-    assert found == settings(room, times=2)  # as in a job, which has them already
+def test_a_student_sets_no_variable(exercise, tmp_path):
+    found = settings(exercise)
+    assert found == settings(
+        exercise, times=2
+    )  # as in a job, which has them already
     assert found["DATADIR"] == f"{tmp_path}/course/data"
     assert found["TORCH_HOME"] == f"{tmp_path}/course/data/torch"
-    values = [found[f"SBATCH_{name}"] for name in READ_BY_SBATCH]
+    values = [found[f"SBATCH_{name}"] for name in SBATCH_VARIABLES]
     assert values == ["project_1234", "other", "monday", "unset", "16G", "unset"]
     show = "source common/env.sh; command -v python; echo $VIRTUAL_ENV"
-    python = typed(show, room).splitlines()[1]
+    python = run_in_shell(show, exercise).splitlines()[1]
     assert Path(python).samefile(REPOSITORY / ".venv")
 
 
-def test_what_a_student_has_set_comes_first(room):
-    own = {name: "own" for name in SHOWN if "MEM" not in name}
+def test_a_students_variables_come_first(exercise):
+    own = {name: "own" for name in VARIABLES if "MEM" not in name}
     own["SBATCH_RESERVATION"] = ""  # none
     own["SBATCH_MEM_PER_NODE"] = "9G"
-    found = settings(room, times=2, **own)
+    found = settings(exercise, times=2, **own)
     assert {name: found[name] for name in own} == own
-    assert found["SBATCH_MEM_PER_GPU"] == "unset"  # sbatch refuses two of them
+    assert found["SBATCH_MEM_PER_GPU"] == "unset"  # sbatch accepts only one of them
 
 
 @root
-def test_students_read_what_the_teacher_made(public, monkeypatch):
-    """With the guide's chmod, even if the teacher's umask is 077."""
+def test_students_can_read_the_teachers_files(public, monkeypatch):
+    """After the guide's chmod, even if the teacher's umask is 077."""
     umask, data = os.umask(0o077), public / "data"
     try:
         make_data(data, 0.1, ["exercise8"])
@@ -85,7 +91,7 @@ def test_students_read_what_the_teacher_made(public, monkeypatch):
         os.umask(umask)
     monkeypatch.setenv("DATADIR", str(data))
     monkeypatch.setitem(backbones.WEIGHTS, "vgg16", weights)
-    codecs.lookup("latin1")  # nobody may not read where Python lies
+    codecs.lookup("latin1")  # "nobody" may not read Python's folder
 
     def as_student():
         assert len(dataset.dogs_vs_cats()[0]) == 40
@@ -117,11 +123,11 @@ def slurm(tmp_path_factory):
         run(["bash", script, "down", folder], "/")
 
 
-def submit(room, slurm, command, **env):
-    """Type it after `source common/env.sh`; return what Slurm says of the job."""
+def submit(exercise, slurm, command, **env):
+    """Submit after `source common/env.sh`; return what scontrol shows of the job."""
     command = f"source common/env.sh; {command}"
-    said = typed(command, room, SLURM_CONF=slurm, **env)
-    number = re.fullmatch(r"Submitted batch job (\d+)\n", said)[1]
+    output = run_in_shell(command, exercise, SLURM_CONF=slurm, **env)
+    number = re.fullmatch(r"Submitted batch job (\d+)\n", output)[1]
     show = ["scontrol", "--oneliner", "show", "job", number]
     job = run(show, "/", SLURM_CONF=slurm).stdout
     run(["scancel", number], "/", SLURM_CONF=slurm)
@@ -131,26 +137,26 @@ def submit(room, slurm, command, **env):
 @root
 @pytest.mark.cluster
 @pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason="no Slurm")
-def test_sbatch_knows_what_nobody_types(room, slurm, tmp_path):
-    scripts = [*room.glob("run*.sh"), *REPOSITORY.glob("mnist_multigpu/*.sh")]
+def test_sbatch_gets_the_options_of_the_site_file(exercise, slurm, tmp_path):
+    scripts = [*exercise.glob("run*.sh"), *REPOSITORY.glob("mnist_multigpu/*.sh")]
     for script in sorted(scripts):  # some say --gpus-per-node, some --gres
-        job = submit(room, slurm, f"sbatch --hold {script} x.py")
+        job = submit(exercise, slurm, f"sbatch --hold {script} x.py")
         assert (job["Account"], job["Partition"]) == ("project_1234", "other")
         assert job["Reservation"] == "monday"
         assert job["MemPerTres"] == f"gres:gpu:{16 * 1024}"
     options = "--mem=3G --account=mine --partition=gpu"  # come first
-    job = submit(room, slurm, f"sbatch --hold {options} run.sh x.py")
+    job = submit(exercise, slurm, f"sbatch --hold {options} run.sh x.py")
     assert (job["Account"], job["Partition"]) == ("mine", "gpu")
     assert job["MinMemoryNode"] == "3G" and "MemPerTres" not in job
     none = {"SBATCH_RESERVATION": "", "SBATCH_MEM_PER_NODE": "9G"}
-    job = submit(room, slurm, "sbatch --hold run.sh x.py", **none)
+    job = submit(exercise, slurm, "sbatch --hold run.sh x.py", **none)
     assert job["MinMemoryNode"] == "9G" and "Reservation" not in job
     show = "import os, sys\nprint(sys.prefix, os.environ['DATADIR'])\n"
     show += "print(os.environ['TORCH_HOME'], os.environ['SLURM_JOB_RESERVATION'])"
-    (room / "show.py").write_text(show)
+    (exercise / "show.py").write_text(show)
     command = "source common/env.sh; sbatch --wait run.sh show.py"
-    typed(command, room, SLURM_CONF=slurm)
-    (log,) = room.glob("slurm-*.out")
+    run_in_shell(command, exercise, SLURM_CONF=slurm)
+    (log,) = exercise.glob("slurm-*.out")
     python, *others = log.read_text().split()
     data = f"{tmp_path}/course/data"
     assert others == [data, f"{data}/torch", "monday"]
