@@ -1,4 +1,4 @@
-"""A class: students read the teacher's files, and the site file sets Slurm options."""
+"""A class: students read the teacher's files, and sbatch gets the site's options."""
 
 import codecs
 import os
