@@ -1,4 +1,4 @@
-"""docs/figures/: the scripts draw the pictures of the READMEs, and right numbers."""
+"""docs/figures/: the pictures in the READMEs are what the scripts draw."""
 
 import importlib
 import shutil
@@ -55,7 +55,7 @@ def test_a_script_draws_the_pictures_that_readmes_show(script, tmp_path):
         shown = Image.open(REPOSITORY / file.relative_to(tmp_path)).convert("RGB")
         drawn = Image.open(file).convert("RGB")
         assert drawn.size == shown.size, file
-        # Small, where letters that another Matplotlib moves make no difference.
+        # Reduced, so that text moved a little by another Matplotlib does not count.
         difference = ImageChops.difference(drawn.reduce(16), shown.reduce(16))
         assert max(high for _, high in difference.getextrema()) < 48, file
 
@@ -78,7 +78,7 @@ def test_schedules_take_the_time_and_memory_of_the_formulas(p, m, v, load_figure
             assert held == [m] * p
         elif stages == 1:
             assert held == [min(p - gpu, m) for gpu in range(p)]
-        else:  # Narayanan et al. 2021: a bit more than 1F1B, for a smaller bubble
+        else:  # Narayanan et al. 2021: slightly more than 1F1B
             assert held[0] == min(p + Fraction(p - 1, stages), m)
 
 
@@ -112,6 +112,6 @@ def test_steps_of_data_parallel_and_ddp(load_figure):
     forward, backward, *buckets = drawing.ddp(3, 51 * mb, 100 * mb)
     assert forward[1:] == (0, 1) and backward[1:] == (1, 2)
     assert [seconds for *_, seconds in buckets] == [0.01, 0.25, 0.25]
-    assert buckets[-1][1] == 3  # the last one goes when the backward pass is over
+    assert buckets[-1][1] == 3  # the last bucket follows the backward pass
     *_, last = drawing.ddp(3, 51 * mb, 10 * mb)
     assert last[1:] == (pytest.approx(1 + 52 / 51 + 2.5), 2.5)  # the link is busy

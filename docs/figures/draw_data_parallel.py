@@ -1,8 +1,8 @@
-"""Draws a step of DataParallel, and one of DDP, to scale.
+"""A step of DataParallel and a step of DDP, drawn to scale.
 
     python docs/figures/draw_data_parallel.py
 
-Bytes and FLOPs are those that dp_ddp_intro/dp_by_hand.py counts.
+dp_ddp_intro/dp_by_hand.py counts the bytes and FLOPs.
 """
 
 import sys
@@ -16,18 +16,16 @@ from figure_utils import COLOURS, REPOSITORY, save
 sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
 from dp_by_hand import LINKS, PEAK, nets, size, step
 
-FIRST_BUCKET, BUCKET = (
-    2**20,
-    25 * 2**20,
-)  # bytes of gradients that DDP sends at a time
+FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes, as in DDP
+COMPUTE, SEND = list(COLOURS)[:2]
 
 
 def data_parallel(work, copied, speed):
-    """Return bars (words, start, seconds): one part begins when another one ends."""
+    """Return bars (name, start, seconds). A part begins when the last one ends."""
     parts = {
         "weights out": copied["weights out"] / speed,
         "forward": work / 3,  # the backward pass is twice the arithmetic
-        "logits": 2 * copied["logits back"] / speed,  # and their gradients
+        "logits back,\ntheir gradients out": 2 * copied["logits back"] / speed,
         "backward": work * 2 / 3,
         "gradients back": copied["gradients of the weights back"] / speed,
     }
@@ -36,31 +34,36 @@ def data_parallel(work, copied, speed):
 
 
 def ddp(work, gradients, speed):
-    """Return the bars of DDP: a bucket goes as soon as its gradients are there."""
+    """Return the bars of DDP, which sends a bucket once its gradients are ready."""
     forward, backward = work / 3, work * 2 / 3
     bars = [("forward", 0, forward), ("backward", forward, backward)]
-    sent, link_free = 0, 0
+    sent, link_free = 0, 0  # bytes; when the link is free
     while sent < gradients:
         bucket = min(BUCKET if sent else FIRST_BUCKET, gradients - sent)
         sent += bucket
         start = max(link_free, forward + backward * sent / gradients)
-        bars.append(("", start, bucket / speed))
+        name = "" if sent < gradients else "gradients,\none bar per bucket"
+        bars.append((name, start, bucket / speed))
         link_free = start + bucket / speed
     return bars
 
 
 def draw_bars(axes, bars):
-    """Draw what GPUs compute above what they send, and when the step ends."""
-    for words, start, seconds in bars:
-        y = 1 if words in ("forward", "backward") else 0
+    """Draw computation above communication, and when the step ends."""
+    for name, start, seconds in bars:
+        y = 1 if name in ("forward", "backward") else 0
         left, width = 1000 * start, 1000 * seconds
-        axes.barh(y, width, 0.8, left, color=COLOURS[1 - y], edgecolor="white")
-        if width > 2:  # the words have room
-            style = {"color": "white", "size": 12, "ha": "center", "va": "center"}
-            axes.text(left + width / 2, y, words, **style)
+        colour = COMPUTE if y else SEND
+        axes.barh(y, width, 0.8, left, color=colour, edgecolor="white")
+        if width > 2:
+            style = {"color": "white", "size": 13, "ha": "center", "va": "center"}
+            axes.text(left + width / 2, y, name, **style)
+        else:  # too narrow
+            axes.text(left + width + 0.3, y, name, size=13, va="center")
     end = 1000 * max(start + seconds for _, start, seconds in bars)
-    axes.text(end + 0.3, 0.5, f"{end:.0f} ms", size=14, weight="bold", va="center")
-    axes.set_yticks([0, 1], ["PCIe 4", "both GPUs"])
+    axes.text(end + 0.3, 0.5, f"{end:.0f} ms", size=15, weight="bold", va="center")
+    axes.set_yticks([0, 1], ["PCIe 4", "both GPUs"], size=13)
+    axes.tick_params("x", labelsize=13)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -73,9 +76,10 @@ def main():
     upper, lower = figure.subplots(2, sharex=True)
     draw_bars(upper, data_parallel(work, copied, speed))
     draw_bars(lower, ddp(work, size(model.parameters()), speed))
-    upper.set_title("DataParallel")
-    lower.set_title("DDP")
-    lower.set(xlabel="milliseconds, calculated", xlim=(0, 41))
+    upper.set_title("DataParallel", loc="left", size=15, weight="bold")
+    lower.set_title("DDP", loc="left", size=15, weight="bold")
+    lower.set_xlabel("milliseconds, calculated", size=13)
+    lower.set_xlim(0, 41)
     save(figure, "dp_ddp_intro/img/data_parallel.png")
 
 

@@ -1,8 +1,8 @@
-"""Draws who holds, computes and sends what: from DDP's all-reduce to FSDP + TP.
+"""Tables of what each GPU holds, computes and sends, from DDP to FSDP + TP.
 
     python docs/figures/draw_tables.py
 
-figure_utils.py says how the tables are written.
+draw_table() in figure_utils.py explains the notation.
 """
 
 from figure_utils import draw_table, save
@@ -11,10 +11,10 @@ INTRO, BEYOND = "dp_ddp_intro/img", "dp_ddp_intro/beyond_ddp/img"
 TABLES = {
     f"{INTRO}/all_reduce.png": """
 *DDP            | GPU 0 | GPU 1 | GPU 2
-*forward        | on its own batch | on its own batch | on its own batch
-*backward       | its own gradients | its own gradients | its own gradients
+*forward        | local batch | local batch | local batch
+*backward       | local gradients | local gradients | local gradients
                 | 2 0 4 | 4 1 0 | 0 2 2
-                | [all-reduce: add up over the GPUs, divide by their number]
+                | [all-reduce: sum over all GPUs, divided by their number]
 mean gradients  | 2 1 2 | 2 1 2 | 2 1 2
 *step           | the same weights | the same weights | the same weights
 """,
@@ -23,11 +23,11 @@ mean gradients  | 2 1 2 | 2 1 2 | 2 1 2
 weights         | A B C | A B C | A B C
 gradients       | A B C | A B C | A B C
 optimizer state | A . . | . B . | . . C
-*forward        | on its own batch | on its own batch | on its own batch
-*backward       | [all-reduce: the mean of the gradients, as in DDP]
-*step           | steps its part, A | steps its part, B | steps its part, C
+*forward        | local batch | local batch | local batch
+*backward       | [all-reduce: mean of the gradients, as in DDP]
+*step           | updates A | updates B | updates C
 weights         | A' B C | A B' C | A B C'
-                | [broadcast: each GPU sends the part that it stepped]
+                | [broadcast: each GPU sends the shard that it updated]
 weights         | A' B' C' | A' B' C' | A' B' C'
 """,
     f"{BEYOND}/fsdp.png": """
@@ -35,14 +35,14 @@ weights         | A' B' C' | A' B' C' | A' B' C'
 weights         | A . . | . B . | . . C
 gradients       | A . . | . B . | . . C
 optimizer state | A . . | . B . | . . C
-*forward        | [all-gather: a layer's weights, freed after use]
+*forward        | [all-gather: the layer's weights, freed after use]
 layer's weights | A (B) (C) | (A) B (C) | (A) (B) C
-                | on its own batch | on its own batch | on its own batch
-*backward       | [all-gather: the layer's weights, once more]
-its gradients   | A B C | A B C | A B C
-                | [reduce-scatter: to each GPU the mean of its part]
+                | local batch | local batch | local batch
+*backward       | [all-gather: the layer's weights again]
+layer's gradients | A B C | A B C | A B C
+                | [reduce-scatter: each GPU gets the mean of one shard]
 gradients       | A . . | . B . | . . C
-*step           | steps its part, A | steps its part, B | steps its part, C
+*step           | updates A | updates B | updates C
 """,
     f"{BEYOND}/hsdp.png": """
 *HSDP           | GPU 0 | GPU 1 | GPU 2 | GPU 3
@@ -50,39 +50,39 @@ gradients       | A . . | . B . | . . C
 weights         | A . | . B | A . | . B
 gradients       | A . | . B | A . | . B
 optimizer state | A . | . B | A . | . B
-*forward        | [all-gather: a layer's weights] | [all-gather: a layer's weights]
-*backward       | [all-gather: a layer's weights] | [all-gather: a layer's weights]
-                | [reduce-scatter: its gradients] | [reduce-scatter: its gradients]
+*forward        | [all-gather: layer's weights] | [all-gather: layer's weights]
+*backward       | [all-gather: layer's weights] | [all-gather: layer's weights]
+                | [reduce-scatter: gradients] | [reduce-scatter: gradients]
 gradients       | A . | . B | A . | . B
-                | [all-reduce between nodes: A of GPU 0 and 2, B of GPU 1 and 3]
-*step           | steps its A | steps its B | steps its A | steps its B
+                | [all-reduce between nodes: A on GPUs 0 and 2, B on GPUs 1 and 3]
+*step           | updates A | updates B | updates A | updates B
 """,
     f"{BEYOND}/tensor_parallel.png": """
 *TP             | GPU 0 | GPU 1
-*attention      | all of x | all of x
-                | [in the backward pass, all-reduce: adds up the gradients of x]
+*attention      | full x | full x
+                | [all-reduce in the backward pass: sum of the gradients of x]
 qkv, by columns | A . | . B
-                | its heads | its heads
+                | half of the heads | half of the heads
 proj, by rows   | A / . | . / B
-                | [in the forward pass, all-reduce: adds up the partial sums]
-*MLP            | all of x | all of x
-                | [in the backward pass, all-reduce: adds up the gradients of x]
+                | [all-reduce in the forward pass: sum of the partial results]
+*MLP            | full x | full x
+                | [all-reduce in the backward pass: sum of the gradients of x]
 mlp 1, by columns | A . | . B
                 | GELU | GELU
 mlp 2, by rows  | A / . | . / B
-                | [in the forward pass, all-reduce: adds up the partial sums]
+                | [all-reduce in the forward pass: sum of the partial results]
 """,
     f"{BEYOND}/fsdp_tp.png": """
 *FSDP + TP      | GPU 0 | GPU 1 | GPU 2 | GPU 3
-                | row 0: on the same batch | row 1: on another batch
-*forward        | [FSDP, all-gather of weights: GPU 0 with 2, 1 with 3]
+                | mesh row 0: one batch | mesh row 1: another batch
+*forward        | [FSDP: all-gather of the weights: GPU 0 with 2, GPU 1 with 3]
 mlp 1, by columns | A (C) . . | . . B (D) | (A) C . . | . . (B) D
 mlp 2, by rows  | A (C) / . . | . . / B (D) | (A) C / . . | . . / (B) D
-                | [TP, all-reduce of activations] | [TP, all-reduce of activations]
-*backward       | [FSDP, all-gather of weights: GPU 0 with 2, 1 with 3]
-                | [TP, all-reduce of gradients] | [TP, all-reduce of gradients]
-                | [FSDP, reduce-scatter of gradients: GPU 0 with 2, 1 with 3]
-*step           | steps its A | steps its B | steps its C | steps its D
+                | [TP: all-reduce of activations] | [TP: all-reduce of activations]
+*backward       | [FSDP: all-gather of the weights: GPU 0 with 2, GPU 1 with 3]
+                | [TP: all-reduce of gradients] | [TP: all-reduce of gradients]
+                | [FSDP: reduce-scatter of the gradients: GPU 0 with 2, GPU 1 with 3]
+*step           | updates A | updates B | updates C | updates D
 """,
 }
 

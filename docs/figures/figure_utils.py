@@ -1,4 +1,4 @@
-"""What the figures of this folder share: colours, tables of GPUs, and PNG files."""
+"""Colours, tables of GPUs, and PNG files for the figures of this folder."""
 
 from io import BytesIO
 from pathlib import Path
@@ -8,61 +8,68 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# The colour-blind can tell these apart.
-COLOURS = ["#4477aa", "#ee6677", "#228833", "#aa3377"]
-WIDTH, LEFT, ROW, BOX = 10, 2.3, 0.48, 0.36  # inches; LEFT: of the GPUs' columns
+# Dark to light, so that they differ in grey print. {colour: colour of text on it}
+COLOURS = {
+    "#332288": "white",
+    "#228833": "white",
+    "#ee8866": "black",
+    "#eedd88": "black",
+}
+# In inches. The columns of the GPUs begin at LEFT.
+WIDTH, LEFT, ROW, BOX = 10, 2.3, 0.48, 0.36
 
 
-def write(axes, x, y, words, size=13, **style):
-    """Write words, their middle at x, y."""
-    axes.text(x, y, words, size=size, ha="center", va="center", **style)
+def write(axes, x, y, text, size=13, **style):
+    """Write a text centred at x, y."""
+    axes.text(x, y, text, size=size, ha="center", va="center", **style)
 
 
-def draw_box(axes, x, y, width, **look):
-    """Draw a box, its middle at x, y."""
-    axes.add_patch(Rectangle((x - width / 2, y - BOX / 2), width, BOX, **look))
+def draw_box(axes, x, y, width, **style):
+    """Draw a box centred at x, y."""
+    axes.add_patch(Rectangle((x - width / 2, y - BOX / 2), width, BOX, **style))
 
 
-def draw_parts(axes, x, y, entry):
-    """Draw the parts of a tensor: "A . / (B) ." has two rows of two parts.
+def draw_shards(axes, x, y, entry):
+    """Draw the shards of a tensor: "A . / (B) ." has two rows of two shards.
 
-    Parts in colour are held all the time, "(B)" for a moment, and "." never.
+    A GPU holds coloured shards all the time, "(B)" for a while, and "." never.
     """
     rows = entry.split("/")
     for i, row in enumerate(rows):
-        parts = row.split()
-        width = min(0.55, 1.7 / len(parts))
-        for j, part in enumerate(parts):
-            middle = x + (j + 0.5 - len(parts) / 2) * width
+        shards = row.split()
+        width = min(0.55, 1.7 / len(shards))
+        for j, shard in enumerate(shards):
+            middle = x + (j + 0.5 - len(shards) / 2) * width
             height = y + (len(rows) / 2 - 0.5 - i) * BOX
-            if part[0] in ".(":
-                look, ink = {"fill": False, "linestyle": ":"}, "black"
-            else:  # a letter has a colour of its own, a number that of its place
-                number = "ABCD".index(part[0]) if part[0].isalpha() else j
-                look, ink = {"facecolor": COLOURS[number]}, "white"
-            draw_box(axes, middle, height, width, edgecolor="gray", **look)
-            name = part.strip(".()")
+            if shard[0] in ".(":
+                style, ink = {"fill": False, "linestyle": ":"}, "black"
+            else:  # the colour of a letter is fixed; numbers are coloured in order
+                number = "ABCD".index(shard[0]) if shard[0].isalpha() else j
+                colour, ink = list(COLOURS.items())[number]
+                style = {"facecolor": colour}
+            draw_box(axes, middle, height, width, edgecolor="gray", **style)
+            name = shard.strip(".()")
             write(axes, middle, height, name, 15, color=ink, weight="bold")
 
 
 def draw_entry(axes, x, y, width, entry):
-    """Draw what a GPU holds (see above) or computes, or [what GPUs send]."""
+    """Draw a GPU's shards, [a collective], or a text such as what a GPU computes."""
     if entry.startswith("["):
         draw_box(axes, x, y, width - 0.2, facecolor="#eeeeee", edgecolor="black")
         write(axes, x, y, entry.strip("[]"))
     elif entry.startswith("GPU"):
         write(axes, x, y, entry, 18, weight="bold")
     elif all(len(part.strip("()")) < 3 for part in entry.split()):
-        draw_parts(axes, x, y, entry)
+        draw_shards(axes, x, y, entry)
     else:
         write(axes, x, y, entry)
 
 
 def draw_table(text):
-    """Return a figure of what GPUs hold, compute and send; time goes down.
+    """Return a figure of what GPUs hold, compute and send. Time goes down.
 
-    Each line of the text is a row: its label, and entries that share the width. A
-    label with * begins a phase of the step.
+    Each line of the text is a row: a label, and entries of equal width. A label with
+    * begins a phase of the step.
     """
     rows = [line.split("|") for line in text.strip().splitlines()]
     depths = [ROW * (1 + 0.75 * row[1].count("/")) for row in rows]
@@ -87,7 +94,7 @@ def draw_table(text):
 
 
 def save(figure, file):
-    """Save a PNG of 256 colours, a third as large; file: from the repository."""
+    """Save a PNG of 256 colours, a third as large; file: path in the repository."""
     pixels = BytesIO()
     figure.savefig(pixels, dpi=100, facecolor="white")
     image = Image.open(pixels).convert("RGB").quantize(256)
