@@ -30,9 +30,9 @@ class Setup:
     """A resnet18 of a script, and what trains it."""
 
     def __init__(self, module, device, dtype=None):
-        model = module.Classifier("resnet18")
+        autocast = {"dtype": dtype} if dtype else {}  # cinic.py has none
+        model = module.Classifier("resnet18", **autocast)
         self.model = model.to(device, memory_format=torch.channels_last)
-        self.model.amp = device.type, dtype, bool(dtype)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9, fused=True)
         init_momentum(optimizer)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)

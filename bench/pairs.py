@@ -21,7 +21,7 @@ PAIRS = [
     (f"{MNIST}_singlegpu.py", f"{MNIST}_ddp.py", "DDP", 20),
     (f"{CIFAR}_cifar100.py", f"{CIFAR}_data_parallel.py", "DP", 6),
     (f"{CIFAR}_cifar100.py", f"{CIFAR}_ddp_cifar100.py", "DDP", 20),
-    (f"{CINIC}.py", f"{CINIC}_amp.py", "AMP", 9),
+    (f"{CINIC}.py", f"{CINIC}_amp.py", "AMP", 14),
     (f"{CINIC}_amp.py", f"{CINIC}_tensorboard.py", "TB", 12),
     (f"{CINIC}_amp.py", f"{CINIC}_wandb.py", "WANDB", 12),
     (f"{CINIC}_tensorboard.py", f"{CINIC}_dp.py", "DP", 6),

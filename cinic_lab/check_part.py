@@ -1,13 +1,13 @@
-"""Checks what you wrote in part 1, 2, 3 or 4: what is there, and what is missing.
+"""Checks your script of part 1, 2, 3 or 4: what is there, and what is missing.
 
     python check_part.py amp my_amp.py
     python check_part.py tensorboard my_tensorboard.py
     python check_part.py wandb my_wandb.py
     sbatch run-2gpus.sh check_part.py dp my_dp.py
 
-It runs two epochs of six steps in a temporary folder, and looks at what the script
-does, not at how it is written. It sends nothing to W&B. The exit status is 0 if all
-is there, 1 if something is missing or the script fails, 2 after a mistake.
+It runs two epochs of six steps in a temporary folder, and checks what the script
+does, not how it is written. It sends nothing to W&B. Exit status: 0 if nothing is
+missing, 1 if something is missing or the script fails, 2 after a user error.
 """
 
 import io
@@ -31,33 +31,35 @@ import dataset
 from common.cli import OptionParser, UserError
 from common.device import count_gpus
 
-BATCH, STEPS = 16, 6  # images for each GPU, steps of an epoch
+BATCH, STEPS = 16, 6  # images per GPU, steps per epoch
 OPTIONS = f"--epochs 2 --batch-size {BATCH} --log-interval 2".split()
-calls = []  # (name, first argument, whether it was under autocast)
+calls = []  # (method, first argument, whether under autocast)
 layers = {"training": [], "validation": []}  # (dtype, whether under autocast)
-batches = []  # images that DataParallel trained with
-curves = defaultdict(list)  # what was logged: the steps of its points
-wandb = MagicMock()  # stands in for the module, and for the run
+batches = []  # sizes of the batches that DataParallel trained with
+curves = defaultdict(list)  # name: steps at which it was logged
+wandb = MagicMock()  # stands in for the module and for its run
 wandb.init.return_value = wandb.__enter__.return_value = wandb
 
 
 def in_autocast():
+    """Return whether this is in an autocast block, even in a disabled one."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting() > 0
 
 
-def note_calls(owner, name):
-    """Keep each call of owner.name() in `calls`."""
+def record_calls(owner, name):
+    """Wrap owner.name() to append each call to `calls`."""
     original = getattr(owner, name)
 
-    def noted(*args, **kwargs):
+    def recorded(*args, **kwargs):
         calls.append((name, args[0], in_autocast()))
         return original(*args, **kwargs)
 
-    setattr(owner, name, noted)
+    setattr(owner, name, recorded)
 
 
-def note_layer(layer, inputs, output):
+def record_layer(layer, inputs, output):
+    """A forward hook: record each convolution, and each batch of DataParallel."""
     if isinstance(layer, nn.Conv2d):
         part = "training" if layer.training else "validation"
         layers[part].append((output.dtype, in_autocast()))
@@ -65,27 +67,31 @@ def note_layer(layer, inputs, output):
         batches.append(len(inputs[0]))
 
 
-def note_log(data, step=None, **_):
-    """Note what is logged to W&B, which counts the calls if it is given no step."""
+def record_log(data, step=None, **_):
+    """Stand in for wandb.log(); without a step, W&B counts the calls."""
     for name in data:
         curves[name].append(wandb.log.call_count if step is None else step)
 
 
-# Each of these yields rows: (whether it is there, what, what to do if it is not).
+# Each check yields (whether it is there, what, what to do if it is missing).
 
 
 def check_amp(gpus):
     names = [name for name, _, _ in calls if name != "__init__"]
     for part, seen in layers.items():
-        good = all(under for _, under in seen)
-        if gpus:  # on a CPU a script may enter autocast and disable it
-            good = good and all(dtype.itemsize == 2 for dtype, _ in seen)
-        yield good, f"{part} in 16 bits", "run the model under torch.autocast"
+        passed = all(under for _, under in seen)
+        if gpus:  # on a CPU, autocast may be entered but disabled
+            passed = passed and all(dtype.itemsize == 2 for dtype, _ in seen)
+        yield passed, f"{part} in 16 bits", "run the model in a torch.autocast block"
     losses = [call for call in calls if call[0] == "backward"]
     full = all(loss.dtype == torch.float32 for _, loss, _ in losses)
-    yield full, "the loss in 32 bits", "convert the scores by .float()"
+    yield full, "the loss in 32 bits", "convert the scores with .float()"
     outside = not any(under for _, _, under in losses)
-    yield outside, "backward() outside of autocast", "end the block before it"
+    yield (
+        outside,
+        "backward() outside of autocast",
+        "end the autocast block before it",
+    )
     scalers = [scaler for name, scaler, _ in calls if name == "scale"]
     scaled = names == ["scale", "backward", "step", "update"] * len(losses)
     if (torch.float16, True) in layers["training"]:
@@ -103,14 +109,14 @@ def check_curves():
     wanted |= {f"validation{name[5:]}": word for name, word in wanted.items()}
     for name, word in {**wanted, "train/lr": lr}.items():
         logged = train if "train" in name else val
-        yield any(re.search(word, one, re.I) for one in logged), name, "log it"
+        yield any(re.search(word, seen, re.I) for seen in logged), name, "log it"
     if train and val:
         grow = all(steps == sorted({*steps}) for steps in curves.values())
         ends = [max(curves[name][-1] for name in part) for part in (train, val)]
-        one = grow and abs(ends[0] - ends[1]) <= STEPS / 2
-        yield one, "one axis that grows", "count batches since the first epoch"
+        shared = grow and abs(ends[0] - ends[1]) <= STEPS / 2
+        yield shared, "one growing x axis", "count batches over all epochs"
         few = max(len(curves[name]) for name in train) < 2 * STEPS
-        yield few, "points for some batches", "log where a line is printed"
+        yield few, "points for some batches only", "log where a line is printed"
 
 
 def check_tensorboard(gpus):
@@ -123,29 +129,37 @@ def check_tensorboard(gpus):
         for name in events.Tags()["scalars"]:
             curves[name] = [point.step for point in events.Scalars(name)]
     yield from check_curves()
-    yield writers and closed, "the end of the file", "call writer.close()"
+    yield writers and closed, "a closed file", "call writer.close()"
 
 
 def check_wandb(gpus):
     options = wandb.init.call_args.kwargs if wandb.init.called else {}
-    yield options.get("config"), "the options", "give wandb.init() a config"
+    yield options.get("config"), "the options", "pass config to wandb.init()"
     yield from check_curves()
     ended = wandb.finish.called or wandb.__exit__.called
-    yield ended, "the end of the run", "call wandb.finish()"
+    yield ended, "a finished run", "call wandb.finish()"
 
 
 def check_dp(gpus):
     batch, size = max(batches, default=0), BATCH * gpus
-    yield batch, "training in DataParallel", "wrap the model, train the wrapped one"
+    yield (
+        batch,
+        "training in DataParallel",
+        "wrap the model and train the wrapped one",
+    )
     if batch and gpus > 1:
         yield (
             batch == size,
             f"a batch for {gpus} GPUs",
-            "multiply it by their number",
+            "multiply --batch-size by their number",
         )
     names = torch.load("checkpoint.pth.tar", "cpu", weights_only=True)["model"]
     bare = not any(name.startswith("module.") for name in names)
-    yield bare, "a checkpoint of the bare model", "give TrainingState no wrapped one"
+    yield (
+        bare,
+        "a checkpoint of the bare model",
+        "do not give TrainingState the wrapped one",
+    )
 
 
 CHECKS = {"amp": check_amp, "tensorboard": check_tensorboard}
@@ -154,8 +168,8 @@ CHECKS |= {"wandb": check_wandb, "dp": check_dp}
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("part", choices=CHECKS, help="what you have added")
-    parser.add_argument("script", help="your script")
+    parser.add_argument("part", choices=CHECKS, help="feature to check")
+    parser.add_argument("script", help="script to check")
     args = parser.parse_args()
     script, gpus, missing = Path(args.script).resolve(), count_gpus(), 0
     if not script.is_file():
@@ -168,26 +182,26 @@ def main():
     dataset.cinic = lambda: [*map(Subset, sets, few)]
     sys.argv = [str(script), *OPTIONS]
     sys.path.insert(0, str(script.parent))
-    nn.modules.module.register_module_forward_hook(note_layer)
-    note_calls(torch.Tensor, "backward")
-    note_calls(SummaryWriter, "__init__")
+    nn.modules.module.register_module_forward_hook(record_layer)
+    record_calls(torch.Tensor, "backward")
+    record_calls(SummaryWriter, "__init__")
     for name in ("scale", "step", "update"):
-        note_calls(torch.GradScaler, name)
-    wandb.log.side_effect, sys.modules["wandb"] = note_log, wandb
+        record_calls(torch.GradScaler, name)
+    wandb.log.side_effect, sys.modules["wandb"] = record_log, wandb
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         with redirect_stdout(io.StringIO()):
             runpy.run_path(str(script), run_name="__main__")
         if not layers["training"]:
-            raise UserError(f"{args.script} trains no ResNet; start from cinic.py")
-        for there, what, advice in CHECKS[args.part](gpus):
-            missing += not there
-            print(f"there    {what}" if there else f"missing  {what}: {advice}")
+            raise UserError(f"{args.script} trains no ResNet; copy cinic.py first")
+        for found, what, advice in CHECKS[args.part](gpus):
+            missing += not found
+            print(f"found    {what}" if found else f"missing  {what}: {advice}")
     if missing:
         print(f"{missing} missing in {args.script}")
         sys.exit(1)
-    ours = f"diff -W 180 -y {args.script} cinic_{args.part}.py | less"
-    print(f"Nothing is missing. Compare it with ours: {ours}")
+    diff = f"diff -W 180 -y {args.script} cinic_{args.part}.py | less"
+    print(f"Nothing is missing. Compare it with our solution: {diff}")
 
 
 if __name__ == "__main__":

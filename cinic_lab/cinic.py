@@ -1,13 +1,15 @@
-"""CINIC-10 with a ResNet, in six scripts that differ in a few rows.
+"""A ResNet on CINIC-10: one GPU, AMP, TensorBoard, W&B, DP, DDP, requeue, SyncBN.
 
     sbatch run.sh cinic.py                   # the start: one GPU
-    sbatch run.sh cinic_amp.py               # 1: automatic mixed precision
-    sbatch run.sh cinic_tensorboard.py       # 2: curves in TensorBoard
-    sbatch run.sh cinic_wandb.py             # 3: the same in Weights & Biases
-    sbatch run-2gpus.sh cinic_dp.py          # 4: DataParallel
-    sbatch run-2nodes.sh cinic_ddp.py        # 5: DistributedDataParallel
+    sbatch run.sh cinic_amp.py               # part 1: automatic mixed precision
+    sbatch run.sh cinic_tensorboard.py       # part 2: TensorBoard
+    sbatch run.sh cinic_wandb.py             # part 3: Weights & Biases
+    sbatch run-2gpus.sh cinic_dp.py          # part 4: DataParallel
+    sbatch run-2nodes.sh cinic_ddp.py        # part 5: DistributedDataParallel
+    sbatch run-requeue.sh cinic_requeue.py   # DDP in a job that Slurm requeues
+    sbatch run-2gpus.sh cinic_syncbn.py      # DDP with SyncBatchNorm
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
+Without a GPU add $SMALL, which `source common/env.sh` sets: it makes the run short.
 """
 
 import time
@@ -33,7 +35,7 @@ ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
 
 class Classifier(nn.Module):
-    """A ResNet of torchvision for ten classes, with random weights."""
+    """A torchvision ResNet for ten classes, with random weights."""
 
     def __init__(self, arch):
         super().__init__()
@@ -47,7 +49,7 @@ class Classifier(nn.Module):
 
 
 def train(args, model, state, loader, device, log):
-    """Train for an epoch, and wait until the device has done it."""
+    """Train for one epoch; return when the device has finished."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
@@ -65,7 +67,7 @@ def train(args, model, state, loader, device, log):
         if batch % args.log_interval == 0 or batch == batches:
             total += sums
             sums.zero_()
-            # To read a number waits for the device: not in every step.
+            # Reading a number waits for the device: not in every step.
             shown = to_metrics(total, "acc1", "acc5")
             seconds = time.perf_counter() - start
             log.print(
@@ -79,7 +81,7 @@ def train(args, model, state, loader, device, log):
 
 @torch.no_grad()
 def evaluate(model, loader, device, log):
-    """Return the mean loss, and the accuracies in %."""
+    """Return the mean loss and the two accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
     for images, labels in log.progress(loader):
@@ -96,13 +98,18 @@ def evaluate(model, loader, device, log):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet18", help="the net")
-    add("--epochs", type=at_least(1), default=3, help="passes over the data")
+    add("--arch", choices=ARCHS, default="resnet18", help="ResNet variant")
+    add("--epochs", type=at_least(1), default=3, help="epochs")
     add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.1, help="learning rate at the start")
-    add("--log-interval", type=at_least(1), default=50, help="steps between lines")
-    add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
-    add("--seed", type=int, default=1, help="of all random numbers")
+    add("--lr", type=at_least(0.0), default=0.1, help="learning rate")
+    add(
+        "--log-interval",
+        type=at_least(1),
+        default=50,
+        help="steps between log lines",
+    )
+    add("--resume", metavar="FILE", help="checkpoint to resume from")
+    add("--seed", type=int, default=1, help="random seed")
     args = parser.parse_args()
     check_writable(TrainingState.LATEST)
 
@@ -110,7 +117,8 @@ def main():
     torch.manual_seed(args.seed)
 
     train_set, val_set, _ = cinic()
-    model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
+    model = Classifier(args.arch)
+    model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, scalars=False)
 
     batch_size = args.batch_size

@@ -1,13 +1,15 @@
-"""CINIC-10 with a ResNet, in six scripts that differ in a few rows.
+"""A ResNet on CINIC-10: one GPU, AMP, TensorBoard, W&B, DP, DDP, requeue, SyncBN.
 
     sbatch run.sh cinic.py                   # the start: one GPU
-    sbatch run.sh cinic_amp.py               # 1: automatic mixed precision
-    sbatch run.sh cinic_tensorboard.py       # 2: curves in TensorBoard
-    sbatch run.sh cinic_wandb.py             # 3: the same in Weights & Biases
-    sbatch run-2gpus.sh cinic_dp.py          # 4: DataParallel
-    sbatch run-2nodes.sh cinic_ddp.py        # 5: DistributedDataParallel
+    sbatch run.sh cinic_amp.py               # part 1: automatic mixed precision
+    sbatch run.sh cinic_tensorboard.py       # part 2: TensorBoard
+    sbatch run.sh cinic_wandb.py             # part 3: Weights & Biases
+    sbatch run-2gpus.sh cinic_dp.py          # part 4: DataParallel
+    sbatch run-2nodes.sh cinic_ddp.py        # part 5: DistributedDataParallel
+    sbatch run-requeue.sh cinic_requeue.py   # DDP in a job that Slurm requeues
+    sbatch run-2gpus.sh cinic_syncbn.py      # DDP with SyncBatchNorm
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
+Without a GPU add $SMALL, which `source common/env.sh` sets: it makes the run short.
 """
 
 import time
@@ -21,7 +23,7 @@ from torch.utils.data import RandomSampler
 from common.checkpoint import check_writable
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, pick_dtype  # AMP: computes in 16 bits
+from common.device import DTYPES, get_device, pick_dtype  # AMP: 16-bit types
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from common.optimizer import init_momentum
@@ -33,21 +35,23 @@ ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
 
 class Classifier(nn.Module):
-    """A ResNet of torchvision for ten classes, with random weights."""
+    """A torchvision ResNet for ten classes, with random weights."""
 
-    def __init__(self, arch):
+    def __init__(self, arch, dtype=None):  # AMP: None is fp32
         super().__init__()
+        self.dtype = dtype  # AMP: for autocast in forward()
         self.resnet = torchvision.models.get_model(arch, num_classes=10)
 
     def forward(self, x):
         """Return the scores (N, 10) of images x, uint8 (N, 3, 32, 32)."""
         x = x.contiguous(memory_format=torch.channels_last)
         x = normalise(x, MEAN, STD)
-        return torch.autocast(*self.amp)(self.resnet)(x).float()  # AMP: 16 bits here
+        with torch.autocast(x.device.type, self.dtype, enabled=bool(self.dtype)):
+            return self.resnet(x).float()  # AMP: 16 bits within, 32 for the loss
 
 
 def train(args, model, state, loader, device, log):
-    """Train for an epoch, and wait until the device has done it."""
+    """Train for one epoch; return when the device has finished."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
@@ -59,14 +63,14 @@ def train(args, model, state, loader, device, log):
         scores = model(crop_and_flip(images))
         loss = F.cross_entropy(scores, labels)
         state.optimizer.zero_grad()
-        state.scaler.scale(loss).backward()  # AMP: or small gradients become 0
-        state.scaler.step(state.optimizer)  # AMP: scales back, skips if any is inf
-        state.scaler.update()  # AMP: a smaller scale if there were any
+        state.scaler.scale(loss).backward()  # AMP: or fp16 gradients underflow
+        state.scaler.step(state.optimizer)  # AMP: unscales; skips inf and NaN
+        state.scaler.update()
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if batch % args.log_interval == 0 or batch == batches:
             total += sums
             sums.zero_()
-            # To read a number waits for the device: not in every step.
+            # Reading a number waits for the device: not in every step.
             shown = to_metrics(total, "acc1", "acc5")
             seconds = time.perf_counter() - start
             log.print(
@@ -80,7 +84,7 @@ def train(args, model, state, loader, device, log):
 
 @torch.no_grad()
 def evaluate(model, loader, device, log):
-    """Return the mean loss, and the accuracies in %."""
+    """Return the mean loss and the two accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
     for images, labels in log.progress(loader):
@@ -97,22 +101,30 @@ def evaluate(model, loader, device, log):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet18", help="the net")
-    add("--epochs", type=at_least(1), default=3, help="passes over the data")
+    add("--arch", choices=ARCHS, default="resnet18", help="ResNet variant")
+    add("--epochs", type=at_least(1), default=3, help="epochs")
     add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.1, help="learning rate at the start")
-    add("--log-interval", type=at_least(1), default=50, help="steps between lines")
-    add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
-    add("--seed", type=int, default=1, help="of all random numbers")
-    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
+    add("--lr", type=at_least(0.0), default=0.1, help="learning rate")
+    add(
+        "--log-interval",
+        type=at_least(1),
+        default=50,
+        help="steps between log lines",
+    )
+    add("--resume", metavar="FILE", help="checkpoint to resume from")
+    add("--seed", type=int, default=1, help="random seed")
+    # AMP: fp32 turns it off, for comparison
+    add("--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)")
     args = parser.parse_args()
     check_writable(TrainingState.LATEST)
 
     device = get_device()
     torch.manual_seed(args.seed)
 
+    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits where they are fast
     train_set, val_set, _ = cinic()
-    model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
+    model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
+    model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, scalars=False)
 
     batch_size = args.batch_size
@@ -125,9 +137,8 @@ def main():
     init_momentum(optimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
-    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
-    model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
-    state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    fp16 = dtype == torch.float16  # AMP: the only type that needs scaling
+    state.scaler = torch.GradScaler(device.type, enabled=fp16)
     if args.resume is not None:
         state.resume(args.resume)
     start = time.perf_counter()

@@ -1,13 +1,15 @@
-"""CINIC-10 with a ResNet, in six scripts that differ in a few rows.
+"""A ResNet on CINIC-10: one GPU, AMP, TensorBoard, W&B, DP, DDP, requeue, SyncBN.
 
     sbatch run.sh cinic.py                   # the start: one GPU
-    sbatch run.sh cinic_amp.py               # 1: automatic mixed precision
-    sbatch run.sh cinic_tensorboard.py       # 2: curves in TensorBoard
-    sbatch run.sh cinic_wandb.py             # 3: the same in Weights & Biases
-    sbatch run-2gpus.sh cinic_dp.py          # 4: DataParallel
-    sbatch run-2nodes.sh cinic_ddp.py        # 5: DistributedDataParallel
+    sbatch run.sh cinic_amp.py               # part 1: automatic mixed precision
+    sbatch run.sh cinic_tensorboard.py       # part 2: TensorBoard
+    sbatch run.sh cinic_wandb.py             # part 3: Weights & Biases
+    sbatch run-2gpus.sh cinic_dp.py          # part 4: DataParallel
+    sbatch run-2nodes.sh cinic_ddp.py        # part 5: DistributedDataParallel
+    sbatch run-requeue.sh cinic_requeue.py   # DDP in a job that Slurm requeues
+    sbatch run-2gpus.sh cinic_syncbn.py      # DDP with SyncBatchNorm
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
+Without a GPU add $SMALL, which `source common/env.sh` sets: it makes the run short.
 """
 
 import time
@@ -17,12 +19,12 @@ import torchvision
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import RandomSampler
-from torch.utils.tensorboard import SummaryWriter  # TB: writes files in logs/
+from torch.utils.tensorboard import SummaryWriter  # TB: writes event files
 
 from common.checkpoint import check_writable
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, pick_dtype  # AMP: computes in 16 bits
+from common.device import DTYPES, get_device, pick_dtype  # AMP: 16-bit types
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from common.optimizer import init_momentum
@@ -34,21 +36,23 @@ ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
 
 class Classifier(nn.Module):
-    """A ResNet of torchvision for ten classes, with random weights."""
+    """A torchvision ResNet for ten classes, with random weights."""
 
-    def __init__(self, arch):
+    def __init__(self, arch, dtype=None):  # AMP: None is fp32
         super().__init__()
+        self.dtype = dtype  # AMP: for autocast in forward()
         self.resnet = torchvision.models.get_model(arch, num_classes=10)
 
     def forward(self, x):
         """Return the scores (N, 10) of images x, uint8 (N, 3, 32, 32)."""
         x = x.contiguous(memory_format=torch.channels_last)
         x = normalise(x, MEAN, STD)
-        return torch.autocast(*self.amp)(self.resnet)(x).float()  # AMP: 16 bits here
+        with torch.autocast(x.device.type, self.dtype, enabled=bool(self.dtype)):
+            return self.resnet(x).float()  # AMP: 16 bits within, 32 for the loss
 
 
-def train(args, model, state, loader, device, log, writer):  # TB: for the curves
-    """Train for an epoch, and wait until the device has done it."""
+def train(args, model, state, loader, device, log, writer):  # TB: logs the curves
+    """Train for one epoch; return when the device has finished."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
@@ -60,14 +64,14 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
         scores = model(crop_and_flip(images))
         loss = F.cross_entropy(scores, labels)
         state.optimizer.zero_grad()
-        state.scaler.scale(loss).backward()  # AMP: or small gradients become 0
-        state.scaler.step(state.optimizer)  # AMP: scales back, skips if any is inf
-        state.scaler.update()  # AMP: a smaller scale if there were any
+        state.scaler.scale(loss).backward()  # AMP: or fp16 gradients underflow
+        state.scaler.step(state.optimizer)  # AMP: unscales; skips inf and NaN
+        state.scaler.update()
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if batch % args.log_interval == 0 or batch == batches:
             total += sums
             sums.zero_()
-            # To read a number waits for the device: not in every step.
+            # Reading a number waits for the device: not in every step.
             shown = to_metrics(total, "acc1", "acc5")
             seconds = time.perf_counter() - start
             log.print(
@@ -75,17 +79,17 @@ def train(args, model, state, loader, device, log, writer):  # TB: for the curve
                 f"Data {data_time / batch:.3f}  Loss {shown['loss']:.4f}  "
                 f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
             )
-            shown["lr"] = state.scheduler.get_last_lr()[0]  # TB: its curve, too
-            step = (epoch - 1) * batches + batch  # TB: global_step, the x axis
-            for name, value in shown.items():  # TB: loss, acc1, acc5, lr
-                writer.add_scalar(f"train/{name}", value, step)  # TB: one curve each
+            shown["lr"] = state.scheduler.get_last_lr()[0]  # TB: one more curve
+            step = (epoch - 1) * batches + batch  # TB: the x axis, over all epochs
+            for name, value in shown.items():
+                writer.add_scalar(f"train/{name}", value, step)
         step_end = time.perf_counter()
     state.scheduler.step()
 
 
 @torch.no_grad()
 def evaluate(model, loader, device, log):
-    """Return the mean loss, and the accuracies in %."""
+    """Return the mean loss and the two accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
     for images, labels in log.progress(loader):
@@ -102,14 +106,20 @@ def evaluate(model, loader, device, log):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet18", help="the net")
-    add("--epochs", type=at_least(1), default=3, help="passes over the data")
+    add("--arch", choices=ARCHS, default="resnet18", help="ResNet variant")
+    add("--epochs", type=at_least(1), default=3, help="epochs")
     add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.1, help="learning rate at the start")
-    add("--log-interval", type=at_least(1), default=50, help="steps between lines")
-    add("--resume", metavar="CHECKPOINT", help="to go on from; default: none")
-    add("--seed", type=int, default=1, help="of all random numbers")
-    add("--dtype", choices=DTYPES, help="default: what is fast")  # AMP: or you pick
+    add("--lr", type=at_least(0.0), default=0.1, help="learning rate")
+    add(
+        "--log-interval",
+        type=at_least(1),
+        default=50,
+        help="steps between log lines",
+    )
+    add("--resume", metavar="FILE", help="checkpoint to resume from")
+    add("--seed", type=int, default=1, help="random seed")
+    # AMP: fp32 turns it off, for comparison
+    add("--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)")
     args = parser.parse_args()
     check_writable(TrainingState.LATEST)
 
@@ -117,10 +127,12 @@ def main():
     device = get_device()
     torch.manual_seed(args.seed)
 
+    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits where they are fast
     train_set, val_set, _ = cinic()
-    model = Classifier(args.arch).to(device, memory_format=torch.channels_last)
+    model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
+    model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus, scalars=False)  # DP: counts all GPUs
-    writer = SummaryWriter(log.folder)  # TB: a folder for each run
+    writer = SummaryWriter(log.folder)  # TB: one folder per run
     dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
 
     batch_size = args.batch_size * gpus  # DP: it deals out each batch over the GPUs
@@ -133,9 +145,8 @@ def main():
     init_momentum(optimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
-    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits, if they are fast here
-    model.amp = device.type, dtype, bool(dtype)  # AMP: for autocast; False: 32 bits
-    state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    fp16 = dtype == torch.float16  # AMP: the only type that needs scaling
+    state.scaler = torch.GradScaler(device.type, enabled=fp16)
     if args.resume is not None:
         state.resume(args.resume)
     start = time.perf_counter()
@@ -146,12 +157,12 @@ def main():
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)
-        for name, value in validated.items():  # TB: loss, acc1, acc5
-            step = state.epoch * len(loader)  # TB: where the training's curves are
-            writer.add_scalar(f"validation/{name}", value, step)  # TB: once an epoch
+        for name, value in validated.items():
+            step = state.epoch * len(loader)  # TB: on the training's x axis
+            writer.add_scalar(f"validation/{name}", value, step)
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
-    writer.close()  # TB: or the last scalars may be lost
+    writer.close()  # TB: flushes the last scalars
     log.write_result(accuracy=validated["acc1"], training_seconds=training)
 
 

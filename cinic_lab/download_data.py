@@ -1,10 +1,10 @@
-"""Fetches the 270,000 images of CINIC-10, and prepares them for the scripts.
+"""Downloads the 270,000 images of CINIC-10 and prepares them for the scripts.
 
-    python download_data.py                 # from Edinburgh, 690 MB
-    python download_data.py --from FOLDER   # that holds train/, valid/ and test/
+    python download_data.py                 # 690 MB from Edinburgh
+    python download_data.py --from FOLDER   # a folder with train/, valid/ and test/
 
-Do this once, on a login node: compute nodes mostly have no network. It goes to
-DATADIR, or else to data/ in the repository. If it breaks off, type it again.
+Run it once, on a login node: compute nodes usually have no network. The data goes to
+DATADIR, or to data/ in the repository. If it is interrupted, run it again.
 """
 
 import tarfile

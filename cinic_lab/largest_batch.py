@@ -1,11 +1,10 @@
-"""Finds the largest batch that fits into a GPU, without AMP and with it.
+"""Finds the largest batch that fits into a GPU's memory, without and with AMP.
 
     sbatch run.sh largest_batch.py --arch resnet152
 
-A batch is doubled until the GPU is out of memory. Then it looks on between the last
-that fits and the first that does not, until they are within 5 % of each other. It
-prints for each how many images/s it trains, and how much memory it takes. Without a
-GPU it says so and ends.
+It doubles the batch until the GPU runs out of memory, then bisects until the largest
+that fits and the smallest that fails are within 5 % of each other. For each batch it
+prints images/s and peak memory. It needs a GPU.
 """
 
 import time
@@ -25,13 +24,14 @@ STEPS = 5
 
 
 def train(script, arch, batch_size, device, dtype):
-    """Return images/s of a few steps on one batch, and the most memory they took.
+    """Return images/s and peak memory in bytes of a few steps on one batch.
 
-    The first two do not count: in them cuDNN tries its algorithms, and some of these
-    want much memory.
+    Two steps before them warm up: cuDNN then tries its algorithms, and some of them
+    need much memory.
     """
-    model = script.Classifier(arch).to(device, memory_format=torch.channels_last)
-    model.amp = device.type, dtype, bool(dtype)
+    autocast = {"dtype": dtype} if dtype else {}  # cinic.py has none
+    model = script.Classifier(arch, **autocast)
+    model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=True
     )
@@ -53,22 +53,20 @@ def train(script, arch, batch_size, device, dtype):
 
 
 def largest_batch(attempt, limit):
-    """Return the largest batch up to limit that attempt(it) has memory for.
+    """Return the largest batch size up to limit for which attempt(size) succeeds.
 
-    Doubles it from 2 on until one does not fit, then tries the middle between the
-    last that fits and the first that does not, until these are within 5 % of each
-    other (or neighbours). 1 says that not even 2 fit.
+    Doubles from 2 on, then bisects to within 5 % (or 1). Returns 1 if 2 fails.
 
-    There are many words for no memory, and a batch may also have more numbers than a
-    32-bit index can count. So from the second on any error, which is printed, says
-    that it does not fit.
+    Running out of memory raises many different errors, and a batch may exceed 32-bit
+    indexing. So after the first attempt any RuntimeError counts as "does not fit";
+    its first line is printed.
     """
-    fits, fails, batch_size = 1, None, 2  # BatchNorm wants more than one
+    fits, fails, batch_size = 1, None, 2  # BatchNorm needs at least two
     while fits < limit and (not fails or fails - fits > max(1, 0.05 * fits)):
         try:
             attempt(batch_size)
             fits = batch_size
-        except RuntimeError as error:  # ends here, and so do its tensors
+        except RuntimeError as error:  # its tensors are freed when this ends
             if batch_size == 2 and not isinstance(error, torch.OutOfMemoryError):
                 raise
             print(f"{batch_size:7} {str(error).splitlines()[0]}")
@@ -80,15 +78,13 @@ def largest_batch(attempt, limit):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--arch", choices=cinic.ARCHS, default="resnet18", help="the net")
-    add("--dtype", choices=DTYPES, help="of AMP; default: what is fast")
-    add("--max-batch-size", type=at_least(2), default=2**20, help="largest to try")
+    add("--arch", choices=cinic.ARCHS, default="resnet18", help="ResNet variant")
+    add("--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)")
+    add("--max-batch-size", type=at_least(2), default=2**20, help="upper limit")
     args = parser.parse_args()
     device = get_device()
     if device.type == "cpu":
-        raise UserError(
-            "no GPU here, and this fills the memory of one: leave it out"
-        )
+        raise UserError("no GPU here: run this on a GPU, or skip it")
     gpu = torch.get_device_module(device)
     print(f"{args.arch} on {gpu.get_device_name(device)}")
     dtype = pick_dtype(device, args.dtype)

@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# Two GPUs of one node: for a DDP script two processes, for DataParallel one.
+# Two GPUs of one node: two processes for a DDP script, one for DataParallel.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail

@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=1
 #SBATCH --time=00:20:00
 
-# On each of two nodes one process, with a GPU of its own.
+# Two nodes, with one process and one GPU on each.
 #     sbatch run-2nodes.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail

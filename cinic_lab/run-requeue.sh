@@ -6,18 +6,18 @@
 #SBATCH --time=00:20:00
 #SBATCH --requeue --open-mode=append --signal=B:USR1@120
 
-# As run-2nodes.sh, but on SIGUSR1 the job ends its epoch, saves, and starts again.
-#     sbatch run-requeue.sh cinic_requeue.py [OPTIONS]      or bash, and kill -USR1
+# Like run-2nodes.sh; on SIGUSR1 it ends the epoch, saves, and requeues the job.
+#     sbatch run-requeue.sh cinic_requeue.py [OPTIONS]      (or bash, and kill -USR1)
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
 export STOP_FILE=logs/stop-${SLURM_JOB_ID:-$$}-${SLURM_RESTART_COUNT:-0}
-trap 'mkdir -p logs && touch "$STOP_FILE"' USR1 # the ranks look for it after each epoch
+trap 'mkdir -p logs && touch "$STOP_FILE"' USR1 # the ranks check for it after each epoch
 source common/env.sh
 (source common/launch_nodes.sh) & launch=$!
 trap 'rm -f "$STOP_FILE"; kill $(jobs -p) 2> /dev/null || true' EXIT
-wait $launch && exit || status=$?   # SIGUSR1 ends wait, but not what it waits for
-[[ -f $STOP_FILE ]] || exit $status # an epoch that takes longer than GRACE_SECONDS is lost
+wait $launch && exit || status=$?   # SIGUSR1 interrupts wait, not the ranks
+[[ -f $STOP_FILE ]] || exit $status # else give the epoch GRACE_SECONDS to end
 timeout "${GRACE_SECONDS:-90}" tail --pid=$launch -f /dev/null && wait $launch && exit
 ((${SLURM_RESTART_COUNT:-0} < ${MAX_REQUEUES:-20})) && [[ ${SLURM_JOB_ID:-} ]] &&
     scontrol requeue "$SLURM_JOB_ID"

@@ -2,7 +2,7 @@
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository. The images are the same every time.
+The data goes to data/sample in the repository, and is the same every time.
 """
 
 import colorsys
@@ -16,15 +16,15 @@ from common.synthetic import background, make_synthetic_data
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
-def draw_image(rng, label):
-    """Return an RGB image, 32 x 32, of tiles or clouds in the colour of a class."""
+def make_image(rng, label):
+    """Return a 32 x 32 RGB image of tiles or clouds in the colour of its class."""
     colour = [round(255 * c) for c in colorsys.hsv_to_rgb(label / 10, 1, 0.8)]
     grey = background(rng, 32, 32).convert("L")
     return ImageOps.colorize(grey, "black", "white", colour)
 
 
-def draw_images(folder, scale):
-    """At scale 1 draw 1,000 images to train, 200 to validate, and 200 to test on."""
+def make_images(folder, scale):
+    """Write scale times 1,000 training, 200 validation and 200 test images."""
     for split, images in {"train": 1000, "valid": 200, "test": 200}.items():
         for label, name in enumerate(CLASSES):
             target = folder / RAW / split / name
@@ -32,7 +32,7 @@ def draw_images(folder, scale):
             count = max(1, round(images * scale / 10))
             for i in progress_bar(range(count), f"{split} {name}"):
                 rng = np.random.default_rng([len(split), ord(split[0]), label, i])
-                draw_image(rng, label).save(target / f"{split}-{i}.png")
+                make_image(rng, label).save(target / f"{split}-{i}.png")
 
 
 def prepare_images(folder):
@@ -42,7 +42,7 @@ def prepare_images(folder):
 
 
 def main():
-    make_synthetic_data(__doc__, NAME, draw_images, prepare_images)
+    make_synthetic_data(__doc__, NAME, make_images, prepare_images)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The state of a training run, and the checkpoints that hold it."""
+"""The state of a training run and its checkpoints."""
 
 import os
 import sys
@@ -12,23 +12,23 @@ from common.checkpoint import save_atomically
 from common.cli import UserError
 from common.log import rank0_print
 
-EXIT_REQUEUE = 85  # the status of a run that has stopped before its last epoch
-OPTIONS = "arch", "epochs", "lr", "seed"  # a resumed run must have the same
+EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch
+OPTIONS = "arch", "epochs", "lr", "seed"  # must be the same when resumed
 PARTS = "model", "optimizer", "scheduler", "scaler"
 
 
 class TrainingState:
-    """What training changes, and what a checkpoint holds.
+    """Model, optimizer, scheduler, scaler and progress of a run.
 
-    model: not the wrapped one, whose keys begin with "module."; scaler: does nothing
-    unless a script sets another one; epoch: how many are complete; best: the best
-    accuracy so far in %. A checkpoint also holds the options and random states.
+    model: unwrapped, or the keys begin with "module."; scaler: disabled unless the
+    script replaces it; epoch: number of completed epochs; best: best accuracy in %.
+    A checkpoint also holds the options and each rank's random states.
     """
 
     LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
 
     def __init__(self, args, model, optimizer, scheduler, device, folder="logs"):
-        """args: the script's options; folder: where this run's checkpoints go."""
+        """args: the script's options; folder: for this run's checkpoints."""
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = torch.GradScaler(device.type, enabled=False)
         self.options, self.device, self.folder = vars(args), device, Path(folder)
@@ -39,11 +39,11 @@ class TrainingState:
             self.generators.append(torch.get_device_module(device))
 
     def save(self, epoch, accuracy):
-        """Save checkpoint.pth.tar, and before it model_best.pth.tar if it is better.
+        """Save checkpoint.pth.tar, and model_best.pth.tar first if it is the best.
 
-        They lie in the run's own folder, so that no run overwrites those of another;
-        two links of these names lead there. All ranks call this, as each has random
-        states, and rank 0 writes.
+        They go to the run's folder, so no run overwrites another's checkpoint. Links
+        of the same names point there. All ranks must call this, because it gathers
+        their random states; rank 0 writes.
         """
         files = [self.LATEST]
         if accuracy > self.best:
@@ -63,14 +63,16 @@ class TrainingState:
                 replace_symlink(file, self.folder / file)
 
     def resume(self, file):
-        """Continue where a checkpoint stands, with any number of ranks.
+        """Load a checkpoint, saved by any number of ranks.
 
-        Ranks that the saved run did not have draw what they would in a new run.
+        A rank that the saved run did not have keeps the random state of a new run.
         """
         if not Path(file).is_file():
-            raise UserError(f"no file '{file}': leave out --resume to start anew")
+            raise UserError(f"no file '{file}': leave out --resume to start over")
         try:
-            with zipfile.ZipFile(file) as archive:  # torch.load checks no checksums
+            with zipfile.ZipFile(
+                file
+            ) as archive:  # torch.load() does not check the CRCs
                 checksums = [part.CRC for part in archive.infolist()]
                 if damaged := archive.testzip():
                     raise zipfile.BadZipFile(damaged)
@@ -81,18 +83,20 @@ class TrainingState:
             epoch, best = int(content["epoch"]), float(content["best"])
         except Exception as error:
             raise UserError(
-                f"{file} is damaged, or no checkpoint of this script "
-                f"({type(error).__name__}): leave out --resume to start anew"
+                f"{file} is damaged, or not a checkpoint of this script "
+                f"({type(error).__name__}): leave out --resume to start over"
             ) from None
         if any(other != checksums for other in gather_from_ranks(checksums)):
-            raise UserError(f"{file} is not the same on all nodes: copy it")
+            raise UserError(f"{file} differs between the nodes: copy it to all")
         if not options.items() <= self.options.items():
-            its = " ".join(f"--{name} {value}" for name, value in options.items())
-            raise UserError(f"{file} is of another run: use its options, {its}")
+            saved = " ".join(f"--{name} {value}" for name, value in options.items())
+            raise UserError(f"{file} has other options: use {saved}")
         if epoch >= options["epochs"]:
-            raise UserError(f"{file} has all its {epoch} epochs: leave out --resume")
+            raise UserError(
+                f"{file} is after the last epoch, {epoch}: leave out --resume"
+            )
         for name, part in parts.items():
-            if name != "scaler" or part:  # only that of float16 has a state
+            if name != "scaler" or part:  # only float16's scaler has state
                 getattr(self, name).load_state_dict(part)
         for states in random:
             for generator, state in zip(self.generators, states, strict=False):
@@ -100,38 +104,38 @@ class TrainingState:
         self.epoch, self.best = epoch, best
 
     def find_own_checkpoint(self):
-        """Return the furthest checkpoint of this job if it was requeued, or None."""
+        """Return a requeued job's checkpoint with the most epochs, or None."""
         epochs = {}
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-            job = self.folder.name.rpartition("-")[0]  # what follows differs
+            job = self.folder.name.rpartition("-")[0]  # without the process id
             for file in self.folder.parent.glob(f"{job}-*/{self.LATEST}"):
                 try:
                     content = torch.load(file, "cpu", mmap=True, weights_only=True)
                     epochs[str(file)] = content["epoch"]
                 except Exception as error:
-                    rank0_print(f"Left out: {file} is damaged ({error})")
+                    rank0_print(f"Skipping {file}: damaged ({error})")
         furthest = max(epochs, key=epochs.get, default=None)
         return gather_from_ranks(furthest)[0]
 
     def stop_requested(self):
-        """Return 1 on the device if run-requeue.sh was told to stop, else 0."""
+        """Return 1.0 on the device if run-requeue.sh created STOP_FILE, else 0.0."""
         requested = os.path.exists(os.environ.get("STOP_FILE", ""))
         return torch.tensor(float(requested), device=self.device)
 
     def exit_for_requeue(self):
-        """Leave with the status that says that this run can be continued."""
+        """Exit with EXIT_REQUEUE: this run can be resumed."""
         rank0_print(f"Stopped after epoch {self.epoch}: use --resume {self.LATEST}")
-        gather_from_ranks(None)  # torchrun ends all ranks when the first one leaves
+        gather_from_ranks(None)  # torchrun ends all ranks when one exits
         dist.destroy_process_group()
         sys.exit(EXIT_REQUEUE)
 
 
 def replace_symlink(name, target):
-    """Point a link to another file. A file of its name gets a new name."""
+    """Point the link `name` to target; rename a regular file of that name."""
     if os.path.isfile(name) and not os.path.islink(name):
-        kept = f"{os.getpid()}_{name}"
-        os.replace(name, kept)
-        rank0_print(f"{name}, which an earlier run had left, is now {kept}")
+        backup = f"{os.getpid()}_{name}"
+        os.replace(name, backup)
+        rank0_print(f"Renamed an earlier run's {name} to {backup}")
     part = Path(f"{name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     part.symlink_to(target)
@@ -139,7 +143,7 @@ def replace_symlink(name, target):
 
 
 def gather_from_ranks(value):
-    """Return the values of all ranks, in their order."""
+    """Return a list of all ranks' values, by rank."""
     if not dist.is_initialized():
         return [value]
     values = [None] * dist.get_world_size()

@@ -1,11 +1,11 @@
-"""BatchNorm over the images of all processes: PyTorch's on GPUs, by hand on CPUs.
+"""SyncBatchNorm: PyTorch's layer on GPUs, the same written out for CPUs.
 
 BatchNorm (Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, algorithm 1) computes
 
     y = (x - mean) / sqrt(var + eps) * weight + bias
 
-for each channel, with mean and var of the images that a process has in this step.
-SyncBatchNorm takes those of all processes. PyTorch's raises an error on a CPU.
+per channel, with the mean and variance of the images in this process's batch.
+SyncBatchNorm takes them over all processes. PyTorch's raises an error on a CPU.
 """
 
 import torch
@@ -14,10 +14,10 @@ from torch import nn
 
 
 def sync_batchnorm(model, device):
-    """Return the model with its BatchNorm layers synchronised; do it before DDP.
+    """Return the model with synchronised BatchNorm layers; call it before DDP.
 
-    Weights, running statistics and all names in state_dict() stay as they are.
-    Without a GPU this changes the nn.BatchNorm2d layers of the model itself.
+    Weights, running statistics and the keys of state_dict() stay the same. On a CPU
+    it changes the model's nn.BatchNorm2d layers in place.
     """
     if device.type != "cpu":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -28,21 +28,21 @@ def sync_batchnorm(model, device):
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d over the images of all processes, which all take part at once."""
+    """BatchNorm2d over the images of all processes; all must call it together."""
 
     def forward(self, x):
-        """Normalise x (N, C, H, W). N may differ between processes, from 1 on."""
+        """Return x (N, C, H, W) normalised; N >= 1 may differ between processes."""
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         if alone or not self.training:
             return super().forward(x)
-        values = x.float()  # autocast's 16 bits would be too few for sums
-        var, mean = torch.var_mean(values, (0, 2, 3), correction=0)  # (C,), its own
-        count = mean.new_tensor([x.numel() / len(mean)])  # of values in a channel
+        values = x.float()  # 16 bits are too few for sums
+        var, mean = torch.var_mean(values, (0, 2, 3), correction=0)  # (C,), local
+        count = mean.new_tensor([x.numel() / len(mean)])  # values per channel
         rows = AllGather.apply(torch.cat([mean, var, count]))  # (processes, 2C + 1)
         means, variances, counts = rows.split([len(mean), len(mean), 1], dim=1)
-        # The variance of the whole is the mean of the parts' variances, and the
-        # variance of their means. (Chan, Golub and LeVeque, 1983. The mean of x * x,
-        # less mean * mean, is the same on paper, but loses digits if mean is large.)
+        # Total variance: the mean of the local variances plus the variance of the
+        # local means (Chan, Golub and LeVeque, 1983). mean(x * x) - mean * mean is
+        # equal on paper, but loses digits when the mean is large.
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         var = ((variances + (means - mean) ** 2) * counts).sum(0) / total
@@ -56,7 +56,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 class AllGather(torch.autograd.Function):
-    """Rows (K,) of all processes to a table (processes, K), differentiable."""
+    """A differentiable all_gather: (K,) per process to (processes, K)."""
 
     @staticmethod
     def forward(ctx, row):
@@ -66,7 +66,7 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """All used this process's row, so its gradient is the sum of all theirs."""
+        """Return the row's gradient, summed over the processes that used it."""
         grad = grad.clone()
         dist.all_reduce(grad)
         return grad[dist.get_rank()]

@@ -1,10 +1,10 @@
-"""Which answers are right: the best one, or one of the best five."""
+"""Top-1 and top-5 hits."""
 
 
 def top1_top5(scores, labels):
-    """Return which labels (N,) have the best score, and which one of the best five.
+    """Return two bool tensors (N,): label has the top score, is in the top five.
 
-    scores: (N, classes). Two bool tensors (N,).
+    scores: (N, classes); labels: (N,).
     """
     hits = scores.topk(5).indices == labels[:, None]
     return hits[:, 0], hits.any(dim=1)

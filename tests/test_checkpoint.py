@@ -153,8 +153,8 @@ def test_the_best_model_is_right_after_a_kill_between_the_files(here):
     assert all(equal(best["model"], found[-1]["model"]) for best in found)
 
 
-DAMAGED = "damaged, or no checkpoint of this script"
-ITS = "--arch resnet50 --epochs 9 --lr 0.1 --seed 1$"
+DAMAGED = "damaged, or not a checkpoint of this script"
+SAVED = "--arch resnet50 --epochs 9 --lr 0.1 --seed 1$"
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ ITS = "--arch resnet50 --epochs 9 --lr 0.1 --seed 1$"
         (DAMAGED, lambda content: content.update(options=None)),
         (DAMAGED, lambda content: content["options"].pop("lr")),
         (DAMAGED, lambda content: content.update(model=OSError("code"))),
-        (ITS, lambda content: content["options"].update(arch="resnet50")),
+        (SAVED, lambda content: content["options"].update(arch="resnet50")),
         ("--lr 0.2 --seed 1$", lambda content: content["options"].update(lr=0.2)),
         ("--seed 2$", lambda content: content["options"].update(seed=2)),
         ("--epochs 12 ", lambda content: content["options"].update(epochs=12)),
-        ("all its 9 epochs", lambda content: content.update(epoch=9)),
-        ("all its 10 epochs", lambda content: content.update(epoch=10)),
+        ("after the last epoch, 9", lambda content: content.update(epoch=9)),
+        ("after the last epoch, 10", lambda content: content.update(epoch=10)),
     ],
 )
 def test_a_checkpoint_that_does_not_fit(words, change, here):
@@ -205,7 +205,7 @@ def test_a_damaged_file(damage, here):
 def test_nodes_with_files_of_their_own(here, monkeypatch):
     Made().state.save(1, 1.0)
     monkeypatch.setattr(state, "gather_from_ranks", lambda value: [value, "other"])
-    refused("not the same on all nodes")
+    refused("differs between the nodes")
 
 
 def refused(words):

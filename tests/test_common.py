@@ -268,8 +268,8 @@ def of_cifar(script):
 
 
 def of_cinic(script):
-    model, images = on_gpu(script.Classifier, "resnet18"), photos(4, 3, 32, 32)
-    model.amp = "cuda", torch.float16, True
+    model = on_gpu(script.Classifier, "resnet18", torch.float16)
+    images = photos(4, 3, 32, 32)
     model(script.crop_and_flip(images.to(CUDA)))
     log = RunLog(Namespace(batch_size=4), CUDA, enabled=False)
     script.evaluate(model, [(images, numbers(4))], CUDA, log)
