@@ -87,11 +87,7 @@ def check_amp(gpus):
     full = all(loss.dtype == torch.float32 for _, loss, _ in losses)
     yield full, "the loss in 32 bits", "convert the scores with .float()"
     outside = not any(under for _, _, under in losses)
-    yield (
-        outside,
-        "backward() outside of autocast",
-        "end the autocast block before it",
-    )
+    yield outside, "backward() outside of autocast", "end the block before it"
     scalers = [scaler for name, scaler, _ in calls if name == "scale"]
     scaled = names == ["scale", "backward", "step", "update"] * len(losses)
     if (torch.float16, True) in layers["training"]:
@@ -142,24 +138,12 @@ def check_wandb(gpus):
 
 def check_dp(gpus):
     batch, size = max(batches, default=0), BATCH * gpus
-    yield (
-        batch,
-        "training in DataParallel",
-        "wrap the model and train the wrapped one",
-    )
+    yield batch, "training in DataParallel", "train the wrapped model"
     if batch and gpus > 1:
-        yield (
-            batch == size,
-            f"a batch for {gpus} GPUs",
-            "multiply --batch-size by their number",
-        )
+        yield batch == size, f"a batch for {gpus} GPUs", "multiply the batch size"
     names = torch.load("checkpoint.pth.tar", "cpu", weights_only=True)["model"]
     bare = not any(name.startswith("module.") for name in names)
-    yield (
-        bare,
-        "a checkpoint of the bare model",
-        "do not give TrainingState the wrapped one",
-    )
+    yield bare, "a checkpoint of the bare model", "save the unwrapped model"
 
 
 CHECKS = {"amp": check_amp, "tensorboard": check_tensorboard}

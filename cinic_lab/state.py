@@ -70,9 +70,7 @@ class TrainingState:
         if not Path(file).is_file():
             raise UserError(f"no file '{file}': leave out --resume to start over")
         try:
-            with zipfile.ZipFile(
-                file
-            ) as archive:  # torch.load() does not check the CRCs
+            with zipfile.ZipFile(file) as archive:  # torch.load() skips the CRCs
                 checksums = [part.CRC for part in archive.infolist()]
                 if damaged := archive.testzip():
                     raise zipfile.BadZipFile(damaged)
@@ -93,7 +91,7 @@ class TrainingState:
             raise UserError(f"{file} has other options: use {saved}")
         if epoch >= options["epochs"]:
             raise UserError(
-                f"{file} is after the last epoch, {epoch}: leave out --resume"
+                f"{file} has done all {epoch} epochs: leave out --resume"
             )
         for name, part in parts.items():
             if name != "scaler" or part:  # only float16's scaler has state

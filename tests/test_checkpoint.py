@@ -1,4 +1,4 @@
-"""Checkpoints: killed at any moment and resumed, a run ends as if it never was."""
+"""Checkpoints: a killed and resumed run ends like an uninterrupted one."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ def load(room, file=FILE):
 
 
 def equal(a, b):
-    """Say whether two checkpoints are equal to the bit."""
+    """Return whether two checkpoints are equal to the bit."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
@@ -37,7 +37,7 @@ def equal(a, b):
 
 
 def same(room, whole):
-    """Say whether the last checkpoint here is that of a run nobody stopped."""
+    """Return whether the last checkpoint equals that of an uninterrupted run."""
     return equal(load(room) | {"options": whole["options"]}, whole)
 
 
@@ -81,7 +81,7 @@ def test_another_number_of_ranks(sample, tmp_path):
 
 
 class Made:
-    """A TrainingState of a small model, with random numbers to draw."""
+    """A TrainingState of a small model."""
 
     def __init__(self, folder="logs/run", **options):
         torch.manual_seed(3)
@@ -93,7 +93,7 @@ class Made:
         self.state = state.TrainingState(Namespace(**args), *parts, folder)
 
     def change(self):
-        """Move the weights by a random number."""
+        """Add a random number to the weights."""
         with torch.no_grad():
             self.model.weight += torch.rand(1)
 
@@ -104,7 +104,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_random_numbers_go_on(here):
+def test_random_states_are_restored(here):
     made = Made()
     torch.rand(1000)
     made.state.save(1, 50.0)
@@ -118,7 +118,7 @@ def test_random_numbers_go_on(here):
 
 
 def test_the_best_model_is_right_after_a_kill_between_the_files(here):
-    """Killed at each of the renames, two of them of links, and resumed."""
+    """It is killed at each rename, of files and of links, and resumed."""
     accuracies, found = [10.0, 30.0, 20.0], []
     for renames in range(12):
         (here / f"{renames}").mkdir()
@@ -128,7 +128,7 @@ def test_the_best_model_is_right_after_a_kill_between_the_files(here):
         def replace(source, target, left=left, original=os.replace):
             left[0] -= 1
             if left[0] == -1:
-                raise KeyboardInterrupt  # as good as a kill: nothing is tidied up
+                raise KeyboardInterrupt  # like a kill: nothing is cleaned up
             original(source, target)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -171,8 +171,8 @@ SAVED = "--arch resnet50 --epochs 9 --lr 0.1 --seed 1$"
         ("--lr 0.2 --seed 1$", lambda content: content["options"].update(lr=0.2)),
         ("--seed 2$", lambda content: content["options"].update(seed=2)),
         ("--epochs 12 ", lambda content: content["options"].update(epochs=12)),
-        ("after the last epoch, 9", lambda content: content.update(epoch=9)),
-        ("after the last epoch, 10", lambda content: content.update(epoch=10)),
+        ("done all 9 epochs", lambda content: content.update(epoch=9)),
+        ("done all 10 epochs", lambda content: content.update(epoch=10)),
     ],
 )
 def test_a_checkpoint_that_does_not_fit(words, change, here):
@@ -202,14 +202,14 @@ def test_a_damaged_file(damage, here):
     refused(DAMAGED)
 
 
-def test_nodes_with_files_of_their_own(here, monkeypatch):
+def test_nodes_with_different_files(here, monkeypatch):
     Made().state.save(1, 1.0)
     monkeypatch.setattr(state, "gather_from_ranks", lambda value: [value, "other"])
     refused("differs between the nodes")
 
 
 def refused(words):
-    """--resume ends with one line, and the run's state is as it was."""
+    """Check that --resume prints one line and leaves the state unchanged."""
     made = Made()
     before = made.model.weight.clone()
     with raises_user_error(words):
@@ -232,7 +232,7 @@ def test_no_space(here):
     assert len(before) == 2 and not list(here.rglob("*.part"))
 
 
-def test_the_scaler_goes_on_where_there_is_one(here):
+def test_the_scaler_is_restored_if_enabled(here):
     def resumed(**scaler):
         made = Made()
         made.state.scaler = torch.amp.GradScaler("cpu", **scaler)

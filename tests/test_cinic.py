@@ -1,4 +1,4 @@
-"""cinic_lab/: its scripts as students run them, the largest batch, SyncBatchNorm."""
+"""cinic_lab/: its scripts as students run them, largest_batch.py, SyncBatchNorm."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ def exercise(tmp_path):
 
 
 def check(output, exercise, processes, steps):
-    """Check what a run of two epochs of so many steps printed and left."""
+    """Check the output and the files of a run of two epochs."""
     assert "Warning" not in output, output
     number = r"\d+\.\d+"
     columns = rf"Time {number}  Data {number}  Loss {number}  Acc@1 {number}  Acc@5"
@@ -111,7 +111,7 @@ def test_wandb_offline(exercise, sample, tmp_path):
 
 
 def test_autocast_is_in_the_model():
-    """So it holds in DataParallel's threads, which do not know of the main one's."""
+    """Otherwise DataParallel's threads would not have its dtype."""
     cinic_amp = load("cinic_lab", "cinic_amp")
     model, seen = cinic_amp.Classifier("resnet18", torch.bfloat16).eval(), []
     layer = model.resnet.layer1
@@ -125,7 +125,7 @@ def test_autocast_is_in_the_model():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("script, dtype", [("cinic", None), ("cinic_amp", "bf16")])
 def test_no_synchronisation_on_a_gpu(script, dtype, monkeypatch):
-    """After a first epoch, and until the sums are read at the end of the second."""
+    """From the second epoch on, until its sums are read."""
     largest_batch, module = (load("cinic_lab", n) for n in ("largest_batch", script))
     train, to_metrics, epochs = module.train, module.to_metrics, []
 
@@ -147,7 +147,7 @@ def test_no_synchronisation_on_a_gpu(script, dtype, monkeypatch):
 
 
 def look_for_largest(capacity, most=2**20, error=torch.OutOfMemoryError):
-    """Return what largest_batch() finds where so many fit, and what it tried."""
+    """Return what largest_batch() finds if `capacity` fit, and what it tried."""
     tried = []
 
     def attempt(batch_size):
@@ -178,7 +178,7 @@ def test_the_largest_batch(capsys):
 
 
 def test_a_batch_is_trained_and_one_that_fails_leaves_no_tensors(monkeypatch):
-    """Or the next one would have less memory, and be taken for too large."""
+    """Otherwise the next one would have less memory, and seem too large."""
     largest_batch, cinic = (load("cinic_lab", n) for n in ("largest_batch", "cinic"))
     alive, left, resets, train = weakref.WeakSet(), [], [], cinic.train
 
@@ -204,14 +204,14 @@ def test_a_batch_is_trained_and_one_that_fails_leaves_no_tensors(monkeypatch):
     finally:
         gc.enable()
     assert left == [0] * 5  # before 2, 4, 8, 6, 5
-    assert len(resets) == 3 * 2 + 2  # before the steps that count, too
+    assert len(resets) == 3 * 2 + 2  # before the warm-up and the timed steps
 
 
 # check_part.py grades what students write in parts 1 to 4.
 
 
 def grade(part, script, exercise, sample):
-    """Return the exit status of check_part.py, and what it calls missing."""
+    """Return the exit status of check_part.py, and what it reports as missing."""
     process = Run(exercise, sample, "cinic_lab/check_part.py", part, script)
     (status,) = process.join()
     return status, re.findall("^missing  (.*?):", process.output(), re.M)
@@ -331,7 +331,7 @@ def batches(channels=6):
 
 
 def step_by_step(layer, x, gradients, dtype=torch.float32):
-    """Return what a layer makes of its part of both batches."""
+    """Return a layer's outputs, gradients and buffers for two batches."""
     torch.manual_seed(1)
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.bias)
@@ -352,7 +352,7 @@ def step_by_step(layer, x, gradients, dtype=torch.float32):
 
 
 def normalise_parts(module, rank, *, sizes, dtype):
-    """Make main() normalise this rank's part of the batches, and save what it is."""
+    """Make main() normalise this rank's part of the batches and save the result."""
 
     def main():
         dist.init_process_group()
@@ -393,7 +393,7 @@ def test_parts_of_a_batch_are_normalised_like_the_whole(sizes, dtype, tmp_path):
 def test_a_resnet_with_synchronised_batchnorm_trains_as_one_process_does(
     sample, tmp_path
 ):
-    """Also its running means: by these it evaluates."""
+    """Its running statistics, used in evaluation, are checked as well."""
     patch = partial(record, first_epoch=0, batchnorm=nn.BatchNorm2d)
     options = "--epochs", 2, "--lr", 0.0001, "--seed", 0, "--dtype", "fp32"
     runs = []
@@ -410,7 +410,7 @@ def test_a_resnet_with_synchronised_batchnorm_trains_as_one_process_does(
 
 
 def test_one_process_has_batchnorm():
-    """Without a process group, as in a notebook: the same to the bit."""
+    """Without a process group, as in a notebook, it equals BatchNorm to the bit."""
     plain = nn.BatchNorm2d(6)
     layer = load("cinic_lab", "syncbn").sync_batchnorm(nn.BatchNorm2d(6), CPU)
     assert type(layer) is not nn.BatchNorm2d

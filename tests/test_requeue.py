@@ -1,4 +1,4 @@
-"""cinic_requeue.py: a job that is stopped goes on as if it had not been."""
+"""cinic_requeue.py: a stopped job resumes as if it had never been stopped."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def on_slurm(test):
 
 @pytest.fixture(scope="module")
 def undisturbed(sample, tmp_path_factory):
-    """Return the checkpoint and output of a run of cinic_ddp.py nobody stopped."""
+    """Return the checkpoint and output of an uninterrupted run of cinic_ddp.py."""
     room = copy_exercise("cinic_lab", tmp_path_factory.mktemp("whole"))
     run = Run(room, sample, "cinic_ddp.py", *OPTIONS, ranks=2)
     assert run.join() == [0, 0], run.output()
@@ -43,29 +43,29 @@ def undisturbed(sample, tmp_path_factory):
 
 
 def epoch_lines(text):
-    """Return the means that were printed, without the times."""
+    """Return the printed means, without the times."""
     return re.findall(r"^Epoch: (\S+)  .*  (Loss .*)$|^ (\* Acc.*)$", text, re.M)
 
 
-def tell(file, module, rank):
-    """Let rank 1 alone know that it is asked to stop."""
+def request_stop(file, module, rank):
+    """Create the stop file for rank 1 only."""
     file.touch()
     if rank == 1:
         os.environ["STOP_FILE"] = str(file)
 
 
 def test_stopped_after_each_epoch(undisturbed, sample, tmp_path):
-    """All ranks leave together, if only one was told; after the last none does."""
-    room, options, said = copy_exercise("cinic_lab", tmp_path), OPTIONS, ""
-    patch = partial(tell, tmp_path / "stop")
+    """All ranks exit together if one sees the stop file, but not at the end."""
+    room, options, printed = copy_exercise("cinic_lab", tmp_path), OPTIONS, ""
+    patch = partial(request_stop, tmp_path / "stop")
     for status, stopped in ((85, 1), (85, 1), (85, 1), (0, 0)):
         run = Run(room, sample, SCRIPT, *options, ranks=2, patch=patch)
         assert run.join() == [status, status], run.output()
         assert run.output().count("Stopped after epoch") == stopped
-        said += run.output()
+        printed += run.output()
         options = RESUME
     assert same(room, undisturbed[0]) and not list(room.glob("*.part"))
-    assert epoch_lines(said) == epoch_lines(undisturbed[1])
+    assert epoch_lines(printed) == epoch_lines(undisturbed[1])
     assert len((room / "logs/results.jsonl").read_text().splitlines()) == 1
 
 
@@ -87,7 +87,7 @@ def await_text(file, text, seconds=120):
 
 
 def ranks_in(folder):
-    """Return the processes that work in this folder."""
+    """Return the processes whose working directory is this folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -98,7 +98,7 @@ def ranks_in(folder):
 
 @pytest.mark.slow
 def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
-    """The first time it may not take as long as the epoch does."""
+    """The first time, GRACE_SECONDS is shorter than the epoch."""
     room = copy_exercise("cinic_lab", tmp_path)
     command = ["bash", "run-requeue.sh", SCRIPT]
     process, out = start([*command, *OPTIONS], room, sample, GRACE_SECONDS="0.1")
@@ -116,16 +116,16 @@ def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
         process.send_signal(signal.SIGUSR1)
         time.sleep(0.1)
     assert process.wait(60) == 85, out.read_text()
-    said = out.read_text()
-    assert "Stopped after epoch 2: use --resume checkpoint.pth.tar\n" in said
-    assert "[1][1/5]" not in said and "Traceback" not in said
+    printed = out.read_text()
+    assert "Stopped after epoch 2: use --resume checkpoint.pth.tar\n" in printed
+    assert "[1][1/5]" not in printed and "Traceback" not in printed
     process, out = start([*command, *RESUME], room, sample)
     assert process.wait(120) == 0, out.read_text()
     assert same(room, undisturbed[0])
 
 
 def test_a_requeued_job_takes_its_own_checkpoint(tmp_path, monkeypatch):
-    """The furthest of this job, whatever the clock says and others have left."""
+    """The one with the most epochs, whatever its date and other jobs left."""
     monkeypatch.chdir(tmp_path)
 
     def saved(folder, epoch):
@@ -157,7 +157,7 @@ def scontrol(*words):
 
 
 def started_again(job, times):
-    """Wait until a job is back in the queue, and let it start at once."""
+    """Wait until a job is back in the queue, and start it at once."""
     deadline = time.monotonic() + 100
     while info(job)["JobState"] != "PENDING" or info(job)["Restarts"] != str(times):
         assert time.monotonic() < deadline, (times, str(info(job)))
@@ -171,7 +171,7 @@ def started_again(job, times):
 
 @on_slurm
 def test_a_job_is_stopped_in_two_ways(sbatch, undisturbed, tmp_path):  # noqa: F811
-    """By a signal, and by scontrol requeue, as after a node has failed."""
+    """By a signal, and by scontrol requeue, as after a node failure."""
     room = copy_exercise("cinic_lab", tmp_path)
     job = sbatch(room, "run-requeue.sh", SCRIPT, *map(str, OPTIONS))
     out = room / f"slurm-{job}.out"
@@ -190,9 +190,9 @@ def test_a_job_is_stopped_in_two_ways(sbatch, undisturbed, tmp_path):  # noqa: F
 
 @on_slurm
 def test_an_epoch_that_is_too_long_for_the_time_limit(sbatch, sample, tmp_path):  # noqa: F811
-    """The job comes back before the limit ends it, but only so many times.
+    """The job is requeued before the time limit, at most MAX_REQUEUES times.
 
-    It is told once by us, and once by Slurm, which may do so a minute earlier.
+    The test sends one signal, and Slurm the other, up to a minute earlier.
     """
     room = copy_exercise("cinic_lab", tmp_path)
     row, sleep = "        data_time +=", "        time.sleep(99 * (epoch == 2))\n"
