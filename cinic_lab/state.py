@@ -105,8 +105,9 @@ class TrainingState:
         """Return a requeued job's checkpoint with the most epochs, or None."""
         epochs = {}
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-            job = self.folder.name.rpartition("-")[0]  # without the process id
-            for file in self.folder.parent.glob(f"{job}-*/{self.LATEST}"):
+            job = os.environ["SLURM_JOB_ID"]
+            script = self.folder.name.partition(f"-{job}-")[0]
+            for file in self.folder.parent.glob(f"{script}-{job}-*/{self.LATEST}"):
                 try:
                     content = torch.load(file, "cpu", mmap=True, weights_only=True)
                     epochs[str(file)] = content["epoch"]

@@ -42,7 +42,9 @@ class NullWriter:
 class RunLog:
     """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
 
-    Only rank 0 does. Files go to a new folder in logs/ in the working directory.
+    Only rank 0 does. Each run has its own folder, for example
+    logs/train_cifar100-1123-194501-batch128x2-4711: script, Slurm job if there is
+    one, date and time, images per GPU x GPUs, process ID.
     """
 
     def __init__(
@@ -59,12 +61,13 @@ class RunLog:
         self.batch = args.batch_size * self.gpus
         self.enabled = enabled and os.environ.get("RANK", "0") == "0"
         self.writer, self.epochs, self.memory = NullWriter(), [], 0
-        self.script, self.job = (
-            Path(sys.argv[0]).stem,
-            os.environ.get("SLURM_JOB_ID"),
-        )
-        run = self.job or int(time.time())
-        self.folder = Path(f"logs/{self.script}-{run}-{os.getpid()}")
+        self.script = Path(sys.argv[0]).stem
+        self.job = os.environ.get("SLURM_JOB_ID")
+        # TensorBoard shows it as the run's name. The process ID tells apart runs that
+        # start in the same second.
+        name = [self.script, self.job, time.strftime("%m%d-%H%M%S")]
+        name += [f"batch{args.batch_size}x{self.gpus}", str(os.getpid())]
+        self.folder = Path("logs", "-".join(filter(None, name)))
         if not self.enabled:
             return
         check_appendable(RESULTS)

@@ -80,7 +80,7 @@ def test_result_and_scalars_of_a_run(folder, monkeypatch, capsys):
         "First epoch: 50.0 s; later ones: 3.0 s",
         "Result added to logs/results.jsonl",
     ]
-    (run,) = folder.glob("logs/script-77-*")
+    (run,) = folder.glob("logs/script-77-*-batch5x2-*")
     events = event_accumulator.EventAccumulator(str(run)).Reload()
     assert [e.value for e in events.Scalars("train/loss")][:2] == [1, 0.5]
     assert [e.step for e in events.Scalars("images_per_second")] == [1, 2, 3, 4]

@@ -133,7 +133,8 @@ def test_a_requeued_job_takes_its_own_checkpoint(tmp_path, monkeypatch):
         made.state.save(epoch, 0.0)
         return f"logs/{folder}/checkpoint.pth.tar"
 
-    state = Made(folder="logs/cinic_requeue-7-103").state
+    state = Made(folder="logs/cinic_requeue-7-1123-103").state
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert state.find_own_checkpoint() is None
     own = saved("cinic_requeue-7-101", 2)
