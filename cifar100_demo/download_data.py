@@ -1,9 +1,9 @@
-"""Fetches CIFAR-100, on a login node: compute nodes mostly have no network.
+"""Download of CIFAR-100, on a login node: compute nodes usually have no network.
 
     python download_data.py
-    python download_data.py --from FOLDER   # that holds cifar-100-python/
+    python download_data.py --from FOLDER   # a folder that holds cifar-100-python/
 
-It goes to DATADIR, or else to data/ in the repository.
+The data goes to DATADIR or, if that is not set, to data/ in the repository.
 """
 
 from torchvision.datasets import CIFAR100

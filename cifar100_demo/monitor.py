@@ -1,10 +1,10 @@
-"""Writes every second to a CSV file how busy the GPUs are, until a process ends.
+"""Monitor of GPU utilisation, memory and power: a CSV file with a sample per second.
 
-    python monitor.py logs/utilisation-JOB.csv PROCESS
+    python monitor.py logs/utilisation-JOB.csv PID
 
-The run scripts start it, with their own number. The columns are those of nvidia-smi
-or rocm-smi, after the time in seconds. Without a GPU there is one: the use of this
-job's CPUs, in %.
+It stops when the process PID ends; the run scripts pass their own. The columns are
+the time in seconds and those of nvidia-smi or rocm-smi. Without a GPU it samples the
+utilisation of this job's CPU cores.
 """
 
 import os
@@ -19,75 +19,75 @@ NVIDIA += ["--query-gpu=index,utilization.gpu,memory.used,power.draw"]
 AMD = ["rocm-smi", "--csv", "--showuse", "--showmeminfo", "vram", "--showpower"]
 
 
-def ask(command):
-    """Return the lines of the CSV that a command prints; none if it cannot."""
+def query(command):
+    """Return the CSV lines that a command prints, or [] if it prints none."""
     try:
         done = subprocess.run(command, capture_output=True, text=True)
-    except OSError:  # there is no such tool
+    except OSError:  # the tool is not installed
         return []
     lines = done.stdout.splitlines()
     while lines and "utilization" not in lines[0] and "GPU use" not in lines[0]:
-        del lines[0]  # a warning, or why there is no table
+        del lines[0]  # a warning or an error message
     return lines
 
 
 def find_command():
-    """Return the command that lists the GPUs of this job, or None without GPUs."""
+    """Return the command that samples this job's GPUs, or None without GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
     if visible in ("", "-1"):
         return None
-    job = os.environ.get("SLURM_JOB_GPUS", visible)  # as rocm-smi counts them
-    commands = [[*NVIDIA, f"--id={visible}"], [*AMD, "--device", *job.split(",")]]
-    # A tool that refuses these GPUs, such as "all", is asked for those that it sees.
-    commands += [NVIDIA, AMD]
-    return next((command for command in commands if ask(command)), None)
+    # rocm-smi numbers all GPUs of the node, as Slurm does.
+    node_ids = os.environ.get("SLURM_JOB_GPUS", visible).split(",")
+    commands = [[*NVIDIA, f"--id={visible}"], [*AMD, "--device", *node_ids]]
+    commands += [NVIDIA, AMD]  # for IDs that a tool does not know, such as "all"
+    return next((command for command in commands if query(command)), None)
 
 
-def cpu_ticks():
-    """Return (busy, all) of the time that the CPUs of this job have had."""
-    mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+def read_cpu_ticks():
+    """Return the (busy, total) ticks of this job's CPU cores since boot."""
+    own = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
     busy = total = 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
-        if name in mine:
+        if name in own:
             ticks = [int(tick) for tick in ticks[:8]]
             total += sum(ticks)
-            busy += sum(ticks) - ticks[3] - ticks[4]  # idle, and waiting for a disk
+            busy += sum(ticks) - ticks[3] - ticks[4]  # without idle and iowait
     return busy, total
 
 
-def ask_cpus():
-    """Return the same kind of lines for the job's CPUs, over the next second."""
-    busy, total = cpu_ticks()
+def query_cpus():
+    """Return CSV lines with the utilisation of this job's CPU cores in 1 s."""
+    busy, total = read_cpu_ticks()
     time.sleep(1)
-    new_busy, new_total = cpu_ticks()
+    new_busy, new_total = read_cpu_ticks()
     percent = 100 * (new_busy - busy) / max(1, new_total - total)
     return ["device, utilization [%]", f"CPU, {percent:.1f}"]
 
 
-def is_running(process):
-    """Return whether a process runs: of one that has ended, no command is left."""
+def is_running(pid):
+    """Return whether a process is running; a zombie is not."""
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes() != b""
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # empty for a zombie
     except OSError:
         return False
 
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("file", type=Path, help="CSV to write")
-    parser.add_argument("process", type=int, help="number of the one to wait for")
+    parser.add_argument("file", type=Path, help="CSV file to write")
+    parser.add_argument("pid", type=int, help="ID of the process to monitor")
     args = parser.parse_args()
     command = find_command()
     try:
         args.file.parent.mkdir(exist_ok=True)
-        out = args.file.open("w", buffering=1)  # each line at once
+        out = args.file.open("w", buffering=1)  # by line
     except OSError:
-        return  # the training script prints why
+        return  # the training script reports it
     header = ""
-    while is_running(args.process):
+    while is_running(args.pid):
         start = time.time()
-        lines = ask(command) if command else ask_cpus()
+        lines = query(command) if command else query_cpus()
         if lines and not header:
             header = lines[0]
             print(f"time, {header}", file=out)

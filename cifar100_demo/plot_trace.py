@@ -1,9 +1,9 @@
-"""Draws the last step of a profiler's trace: a band for each thread and GPU stream.
+"""Plot of the last step in a profiler trace: a band per thread and GPU stream.
 
     python plot_trace.py [logs/profiler/trace.json] [--to FILE.png]
 
-Without a file's name it takes the newest in logs/profiler. From left to right is
-time. For the name of each operator open the trace at https://ui.perfetto.dev.
+Without a file name it plots the newest trace in logs/profiler. To see the name of
+each operator, open the trace at https://ui.perfetto.dev.
 """
 
 import json
@@ -13,33 +13,33 @@ from matplotlib.figure import Figure
 
 from common.cli import OptionParser, UserError
 
-KINDS = {  # colour, and what a name holds; the last that fits counts
+KINDS = {  # colour, parts of operator names; the last match wins
     "other": ("0.7", ()),
     "convolution": ("tab:blue", ("conv", "cudnn", "gemm", "xmma", "fprop")),
     "batch norm": ("tab:orange", ("batch_norm", "batchnorm", "bn_")),
     "optimizer": ("green", ("optimizer", "fused_sgd", "fusedsgd")),
     "communication": ("red", ("nccl", "rccl", "gloo", "all_reduce", "allreduce")),
 }
-ROLES = {  # of a thread, by how the name of one of its operators begins
+ROLES = {  # of a thread, by the prefix of one of its operators
     "ProfilerStep": "main thread",
     "autograd::engine": "backward thread",
     "gloo:": "Gloo's thread",
     "nccl:": "NCCL's thread",
 }
-PHASES = {  # of the main thread, by how the names of their operators begin
+PHASES = {  # of a step, by the prefixes of their operators
     "backward": ("autograd::engine", "torch.distributed.ddp.reducer"),
     "optimizer": ("Optimizer.step",),
 }
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-# Not work: the steps' names on the GPU's side, and the profiler's own time.
+# Not work: step markers on the GPU's timeline and the profiler's own overhead.
 SKIPPED = ("gpu_user_annotation", "overhead", "Trace")
 
 
 def read_step(file):
-    """Return the last whole step, as {band: [(name, start, length)]} in ms.
+    """Return the last step as {band: [(name, start, duration)]}, times in ms.
 
-    A band is (is it on a GPU, process or GPU, thread or stream). Raises UserError if
-    the file has no step.
+    band: (on_gpu, process or GPU, thread or stream). Raises UserError if the file
+    has no step.
     """
     try:
         events = json.loads(Path(file).read_text())["traceEvents"]
@@ -48,8 +48,8 @@ def read_step(file):
             event for event in events if event["name"].startswith("ProfilerStep")
         ]
         if not steps:
-            raise UserError(f"no step in {file}; profile 8 steps at least")
-        # On a GPU a step has two events: the CPU's that asks, and the GPU's.
+            raise UserError(f"no step in {file}; profile a run of at least 8 steps")
+        # On a GPU a step has two events: on the CPU's timeline and on the GPU's.
         last = max(steps, key=lambda step: step["ts"])["name"]
         steps = [step for step in steps if step["name"] == last]
         start = min(step["ts"] for step in steps)
@@ -66,52 +66,52 @@ def read_step(file):
 
 
 def find_kind(name):
-    """Return which of KINDS an operator or a kernel is."""
-    fitting = "other"
+    """Return the kind, of KINDS, of an operator or kernel."""
+    found = "other"
     for kind, (_, words) in KINDS.items():
         if any(word in name.lower() for word in words):
-            fitting = kind
-    return fitting
+            found = kind
+    return found
 
 
 def name_band(band, events):
-    """Return what a thread or a GPU's stream is called."""
+    """Return the label of a thread or a GPU stream."""
     on_gpu, process, thread = band
     if on_gpu:
         return f"GPU {process}, stream {thread}"
-    for beginning, role in ROLES.items():
-        if any(name.startswith(beginning) for name, *_ in events):
+    for prefix, role in ROLES.items():
+        if any(name.startswith(prefix) for name, *_ in events):
             return role
     return f"thread {thread}"
 
 
 def find_phases(bands):
-    """Return {phase: when it begins}, by what the CPU does, or asks the GPU for."""
+    """Return {phase: its start in ms} on the CPU, which launches the GPU kernels."""
     phases = {"forward": 0}
-    for phase, beginnings in PHASES.items():
+    for phase, prefixes in PHASES.items():
         starts = [
             start
             for (on_gpu, *_), events in bands.items()
             for name, start, _ in events
-            if not on_gpu and name.startswith(beginnings)
+            if not on_gpu and name.startswith(prefixes)
         ]
         if starts:
             phases[phase] = min(starts)
     return phases
 
 
-def draw(bands, file):
-    """Save a PNG: times in ms from the start of the step."""
+def plot(bands, file):
+    """Save a PNG with a row of bars for each band."""
     names = {band: name_band(band, events) for band, events in bands.items()}
-    # Threads before streams, and the main thread first.
+    # The main thread, the other threads, then the GPU streams.
     order = sorted(bands, key=lambda band: (band[0], names[band] != "main thread"))
     figure = Figure(figsize=(13, 1.7 + 0.8 * len(bands)), layout="constrained")
     axes = figure.add_subplot()
     for y, band in enumerate(order):
         bars = {kind: [] for kind in KINDS}
-        for name, start, length in bands[band]:
+        for name, start, duration in bands[band]:
             if not name.startswith("ProfilerStep"):
-                bars[find_kind(name)].append((start, length))
+                bars[find_kind(name)].append((start, duration))
         for kind, (colour, _) in KINDS.items():
             label = kind if y == 0 else None
             axes.broken_barh(bars[kind], (y - 0.4, 0.8), color=colour, label=label)
@@ -130,7 +130,7 @@ def draw(bands, file):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("file", nargs="?", type=Path, help="trace to read; default: the newest")
+    add("file", nargs="?", type=Path, help="trace to read (default: the newest)")
     add("--to", type=Path, default=Path("logs/trace.png"), help="PNG to write")
     args = parser.parse_args()
     files = [args.file] if args.file else list(Path("logs/profiler").glob("*.json"))
@@ -139,7 +139,7 @@ def main():
     file = max(files, key=lambda file: args.file or file.stat().st_mtime)
     bands = read_step(file)
     args.to.parent.mkdir(parents=True, exist_ok=True)
-    draw(bands, args.to)
+    plot(bands, args.to)
     print(f"Plot of {file} saved to {args.to}")
 
 

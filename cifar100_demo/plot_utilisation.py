@@ -1,8 +1,8 @@
-"""Draws how busy the GPUs were over the epochs of a run, from what monitor.py wrote.
+"""Plot of GPU utilisation, memory and power during a run, from monitor.py's file.
 
     python plot_utilisation.py [logs/utilisation-JOB.csv] [--to FILE.png]
 
-Without a file's name it takes the newest one in logs/.
+Without a file name it plots the newest one in logs/.
 """
 
 import csv
@@ -14,19 +14,19 @@ from matplotlib.figure import Figure
 
 from common.cli import OptionParser, UserError
 
-QUANTITIES = {  # what nvidia-smi's and rocm-smi's columns have in their names
+QUANTITIES = {  # by the column titles of nvidia-smi and rocm-smi
     "utilisation in %": re.compile("utilization|GPU use"),
     "memory in GB": re.compile("memory.used|Used Memory"),
     "power in W": re.compile("power.draw|Power"),
 }
-GB = {"[MiB]": 2**20 / 1e9, "(B)": 1e-9}  # a unit of memory, by a column's name
-NUMBER = re.compile(r"\d+(\.\d+)?")  # of "97 %", say; none of "[N/A]"
+GB = {"[MiB]": 2**20 / 1e9, "(B)": 1e-9}  # size of the unit in a column title
+NUMBER = re.compile(r"\d+(\.\d+)?")  # the 97 of "97 %"; no match in "[N/A]"
 
 
 def read_samples(file):
-    """Return {quantity: {device: [(seconds, number)]}}, of the lines that are whole.
+    """Return {quantity: {device: [(seconds, value)]}}; skip incomplete lines.
 
-    Raises UserError if there is none.
+    Raises UserError if there are no samples.
     """
     try:
         with open(file, newline="", errors="replace") as lines:
@@ -34,25 +34,25 @@ def read_samples(file):
     except (OSError, csv.Error) as error:
         raise UserError(f"cannot read {file}: {error}") from None
     samples = {}
-    for quantity, name in QUANTITIES.items():
+    for quantity, pattern in QUANTITIES.items():
         for column, title in enumerate(rows[0] if rows else []):
-            if not name.search(title):
+            if not pattern.search(title):
                 continue
             unit = GB.get(title.split()[-1], 1)
             for row in rows:
-                whole = len(row) == len(rows[0]) and NUMBER.fullmatch(row[0])
-                found = whole and NUMBER.match(row[column])
-                if found:
+                complete = len(row) == len(rows[0]) and NUMBER.fullmatch(row[0])
+                value = complete and NUMBER.match(row[column])
+                if value:
                     device = re.sub(r"^(card)?(?=\d)", "GPU ", row[1])
                     points = samples.setdefault(quantity, {}).setdefault(device, [])
-                    points.append((float(row[0]), float(found[0]) * unit))
+                    points.append((float(row[0]), float(value[0]) * unit))
     if not samples:
         raise UserError(f"no samples in {file}; name a file that monitor.py wrote")
     return samples
 
 
 def read_runs(job, start, end):
-    """Return [(script, ends of epochs)] of the job's runs that ended in between."""
+    """Return [(script, epoch ends)] of the job's runs that ended in between."""
     results = Path("logs/results.jsonl")
     runs = []
     for line in results.open(errors="replace") if results.exists() else []:
@@ -62,19 +62,19 @@ def read_runs(job, start, end):
             if start <= ends[-1] <= end and run["slurm_job"] in (None, job):
                 runs.append((script, ends))
         except (ValueError, KeyError, TypeError, IndexError):
-            continue  # no run that plots need
+            continue  # not a complete result
     return runs
 
 
-def draw(samples, runs, start, file):
-    """Save a PNG with a panel for each quantity, in seconds since the start."""
+def plot(samples, runs, start, file):
+    """Save a PNG with a panel for each quantity, over the seconds since start."""
     figure = Figure(figsize=(11, 1 + 2.4 * len(samples)), layout="constrained")
     panels = figure.subplots(len(samples), sharex=True, squeeze=False)[:, 0]
     ends = [end - start for _, ends in runs for end in ends]
     for axes, (quantity, devices) in zip(panels, samples.items(), strict=True):
         for device, points in sorted(devices.items()):
-            seconds, numbers = zip(*points, strict=True)
-            axes.plot([s - start for s in seconds], numbers, label=device, lw=2)
+            seconds, values = zip(*points, strict=True)
+            axes.plot([s - start for s in seconds], values, label=device, lw=2)
         axes.set_ylabel(quantity, fontsize=14)
         axes.set_ylim(0, 105 if "%" in quantity else None)
         axes.tick_params(labelsize=13)
@@ -95,8 +95,8 @@ def draw(samples, runs, start, file):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    file_help = "CSV to read; default: the newest in logs/"
-    add("file", nargs="?", type=Path, help=file_help)
+    text = "CSV file to read (default: the newest in logs/)"
+    add("file", nargs="?", type=Path, help=text)
     add("--to", type=Path, default=Path("logs/utilisation.png"), help="PNG to write")
     args = parser.parse_args()
     files = (
@@ -106,13 +106,13 @@ def main():
         raise UserError("no logs/utilisation-*.csv; run `bash run_single_cifar.sh`")
     file = max(files, key=lambda file: args.file or file.stat().st_mtime)
     samples = read_samples(file)
-    devices = [points for found in samples.values() for points in found.values()]
-    times = [seconds for points in devices for seconds, _ in points]
+    series = [points for devices in samples.values() for points in devices.values()]
+    times = [seconds for points in series for seconds, _ in points]
     job = file.stem.removeprefix("utilisation-")
-    # A run's last epoch ends a moment before the monitor does.
+    # The last epoch may end after the last sample: allow two seconds.
     runs = read_runs(job, min(times), max(times) + 2)
     args.to.parent.mkdir(parents=True, exist_ok=True)
-    draw(samples, runs, min(times), args.to)
+    plot(samples, runs, min(times), args.to)
     print(f"Plot of {file} saved to {args.to}")
 
 

@@ -1,4 +1,4 @@
-"""What the scripts report within an epoch: speed, loss, and a profile."""
+"""Reports within an epoch: loss, speed, profile."""
 
 import math
 import os
@@ -11,19 +11,20 @@ from common.metrics import to_metrics
 
 
 def is_due(step, steps):
-    """Return whether a line is due after this step, of so many in an epoch.
+    """Return whether a report is due after this step of `steps` in an epoch.
 
-    It is so every 100 steps or every tenth of the epoch, whichever is sooner, and
-    at the end.
+    Reports come every 100 steps or every tenth of the epoch, whichever is sooner,
+    and at the end.
     """
     return step % min(100, math.ceil(steps / 10)) == 0 or step == steps
 
 
 def report_iterations(log, done, total, sums, start):
-    """Print and log a part of an epoch, of which so many of all iterations are done.
+    """Print loss and speed since the last report, and write them to TensorBoard.
 
-    log: the RunLog; sums: of batch_sums(), the whole job's since start, which
-    time.perf_counter() gave. This waits for the device.
+    log: the RunLog; done, total: iterations in this epoch; sums: [loss_sum, correct,
+    count] of the whole job since `start`, a time.perf_counter(). This waits for the
+    device.
     """
     if not log.enabled:
         return
@@ -40,11 +41,11 @@ def report_iterations(log, done, total, sums, start):
 
 
 def save_profile(profiler):
-    """As on_trace_ready of torch.profiler: save the trace, print the operators.
+    """Save the trace and print the costliest operators (for on_trace_ready).
 
-    The trace goes to logs/profiler/trace.json; each of several processes has its
-    own, trace_rank0.json and so on. Rank 0 prints the ten costliest operators, and
-    the all-reduces, which are seldom among them.
+    The trace goes to logs/profiler/trace.json, under DDP to trace_rank0.json and so
+    on. Rank 0 prints the ten costliest operators and the all-reduces, which are
+    rarely among them.
     """
     rank = os.environ.get("RANK")
     name = "trace.json" if rank is None else f"trace_rank{rank}.json"
@@ -61,7 +62,7 @@ def save_profile(profiler):
         if "allreduce" in sums.key.lower().replace("_", ""):
             times = sums.cpu_time_total / 1e3, sums.device_time_total / 1e3
             rows.append((sums.key[:40], sums.count, *(f"{t:.1f}" for t in times)))
-    for key, *numbers in rows if len(rows) > 1 else []:  # none with one process
+    for key, *numbers in rows if len(rows) > 1 else []:  # none in a single process
         numbers = [f"{number:>12}" for number in numbers[: 2 + gpu]]
         rank0_print(f"{key:40}{''.join(numbers)}")
     rank0_print(f"Trace saved to {folder / name}")

@@ -1,8 +1,8 @@
-"""Makes synthetic data in place of CIFAR-100, in its files' format.
+"""Synthetic images in the file format of CIFAR-100: coloured shapes.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository. The images are the same every time.
+They go to data/sample in the repository and are the same every time.
 """
 
 import math
@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from common.prepare import progress_bar
 from common.synthetic import background, make_synthetic_data
 
-# Shapes by the radii of their corners, from corner to corner around the centre.
+# A shape is a polygon: the radius of each corner, in order around the centre.
 SHAPES = {
     "circle": [1.0] * 24,
     "triangle": [1.2] * 3,
@@ -42,7 +42,7 @@ COLOURS = {
 
 
 def draw_shape(rng, radii, colour):
-    """Return an RGB image, 32 x 32, of a shape of random size, place and tilt."""
+    """Return a 32 x 32 RGB image: a shape of random size, position and angle."""
     image = background(rng, 64, 64).convert("L").convert("RGB")
     angles = np.linspace(0, 2 * math.pi, len(radii), endpoint=False)
     angles, radii = angles + rng.uniform(0, 2 * math.pi), np.array(radii)
@@ -52,19 +52,19 @@ def draw_shape(rng, radii, colour):
     return image.resize((32, 32), Image.BILINEAR)
 
 
-def draw_files(folder, scale):
-    """Draw 100 classes, shapes in colours, in CIFAR-100's files.
+def make_files(folder, scale):
+    """Write the files of CIFAR-100 with 100 classes: ten shapes in ten colours.
 
-    At scale 1 there are 5,000 images to train and 1,000 to validate on.
+    At scale 1 there are 5,000 training and 1,000 validation images.
     """
-    kinds = [(shape, colour) for shape in SHAPES for colour in COLOURS]
+    classes = [(shape, colour) for shape in SHAPES for colour in COLOURS]
     folder.mkdir(parents=True)
     for name, count in {"train": 5000, "test": 1000}.items():
         rng, count = np.random.default_rng(len(name)), round(count * scale)
         labels = rng.permutation(np.arange(count) % 100).tolist()
         images = []
         for label in progress_bar(labels, name):
-            shape, colour = kinds[label]
+            shape, colour = classes[label]
             image = draw_shape(rng, SHAPES[shape], COLOURS[colour])
             images.append(np.asarray(image).transpose(2, 0, 1).ravel())
         split = {
@@ -75,14 +75,14 @@ def draw_files(folder, scale):
         }
         (folder / name).write_bytes(pickle.dumps(split, protocol=2))
     meta = {
-        "fine_label_names": [f"{colour}_{shape}" for shape, colour in kinds],
+        "fine_label_names": [f"{colour}_{shape}" for shape, colour in classes],
         "coarse_label_names": list(SHAPES),
     }
     (folder / "meta").write_bytes(pickle.dumps(meta, protocol=2))
 
 
 def main():
-    make_synthetic_data(__doc__, "cifar-100-python", draw_files)
+    make_synthetic_data(__doc__, "cifar-100-python", make_files)
 
 
 if __name__ == "__main__":

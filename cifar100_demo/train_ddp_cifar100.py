@@ -1,11 +1,11 @@
-"""ResNet-152 on CIFAR-100: one GPU, its DataParallel and DDP counterparts.
+"""ResNet-152 on CIFAR-100: training on one GPU, with DataParallel, with DDP.
 
     sbatch run_single_cifar.sh             # train_cifar100.py: one GPU
     sbatch run_data_parallel_cifar100.sh   # train_data_parallel.py: DataParallel
     sbatch run_ddp_cifar100.sh             # train_ddp_cifar100.py: DDP
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a step of ResNet-152
-takes minutes there.
+Without a GPU, add $SMALL, which `source common/env.sh` sets: on a CPU core a step of
+ResNet-152 takes minutes.
 """
 
 import time
@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         self.image_size, self.dtype = image_size, dtype
 
     def forward(self, images):
-        # Here and not in the loader: resized, they would be 196 times as many bytes.
+        # Not in the loader: the resized float images have 196 times as many bytes.
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
         images = F.interpolate(images, self.image_size, mode="bilinear")
@@ -49,9 +49,10 @@ class Classifier(nn.Module):
 
 
 def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
-    """Train for an epoch; return its sums of loss, of right answers, of images."""
+    """Train for one epoch; return [loss_sum, correct, count] of the whole job."""
     model.train()
-    total, recent = torch.zeros(2, 3, device=device)
+    total = torch.zeros(3, device=device)
+    recent = torch.zeros(3, device=device)
     start = time.perf_counter()
     batches = log.progress(train_loader, args.steps)
     for step, (images, labels) in enumerate(batches, start=1):
@@ -67,7 +68,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
         if profiler:
             profiler.step()
         if is_due(step, args.steps):
-            # To read the sums waits for the device: not in every step.
+            # Not in every step: reading the sums waits for the device.
             dist.all_reduce(recent)  # DDP: the sum over all ranks
             report_iterations(log, step, args.steps, recent, start)
             total += recent
@@ -79,8 +80,8 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
 @torch.no_grad()
 def evaluate(model, device, loader):
     """Return the mean loss and the accuracy in %."""
-    for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
-        dist.broadcast(buffer, src=0)  # DDP: go to all ranks
+    for buffer in model.buffers():  # DDP: rank 0's BatchNorm statistics for all
+        dist.broadcast(buffer, src=0)
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
@@ -96,17 +97,20 @@ def evaluate(model, device, loader):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet152", help="the net")
+    add("--arch", choices=ARCHS, default="resnet152", help="ResNet variant")
     add("--batch-size", type=at_least(1), default=128, help="images per GPU")
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    # At 32 pixels BatchNorm would have one value left of each channel.
-    add("--image-size", type=at_least(33), default=224, help="pixels of a side")
-    add("--workers", type=at_least(0), default=0, help="processes that load images")
-    add("--amp", action="store_true", help="compute in 16 bits")
-    add("--dtype", choices=DTYPES, help="of --amp; default: what is fast")
-    add("--steps", type=at_least(1), help="of each epoch; default: all")
-    add("--profile", action=BooleanOptionalAction, default=True, help="record steps")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    # At 32 pixels the last feature maps are 1 x 1, too small for BatchNorm.
+    text = "image height and width in pixels"
+    add("--image-size", type=at_least(33), default=224, help=text)
+    add("--workers", type=at_least(0), default=0, help="loader processes")
+    add("--amp", action="store_true", help="mixed precision")
+    text = "autocast dtype (default: the fastest here)"
+    add("--dtype", choices=DTYPES, help=text)
+    add("--steps", type=at_least(1), help="steps per epoch (default: all)")
+    text = "profile of three steps (default: on)"
+    add("--profile", action=BooleanOptionalAction, default=True, help=text)
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
@@ -125,17 +129,17 @@ def main():
     ddp_model.broadcast_buffers = False  # DDP: only evaluation needs them
     val_shard = range(rank, len(val_set), world_size)  # DDP: this rank's images
     val_set = Subset(val_set, val_shard)  # DDP: none is counted twice
-    batch_size, workers = args.batch_size, args.workers
+    batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     train_loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, workers=workers
+        train_set, batch_size, device, sampler=sampler, workers=args.workers
     )
-    val_loader = make_loader(val_set, batch_size, device, workers=workers)
+    val_loader = make_loader(val_set, batch_size, device, workers=args.workers)
     args.steps = min(args.steps or len(train_loader), len(train_loader))
     optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     init_momentum(optimizer)
     profiler = None
-    if args.profile:  # 3 steps go by, 2 warm it up, 3 are recorded
+    if args.profile:  # skip 3 steps, warm up in 2, record 3
         steps = schedule(wait=3, warmup=2, active=3, repeat=1)
         profiler = profile(
             schedule=steps, on_trace_ready=save_profile, acc_events=True
@@ -150,15 +154,17 @@ def main():
         )
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader)
-        validated = evaluate(model, device, batches)
+        val_metrics = evaluate(model, device, batches)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
-        parts = {"step": step, "train": to_metrics(sums), "validation": validated}
+        parts = {"step": step, "train": to_metrics(sums), "validation": val_metrics}
         log.epoch(epoch, int(sums[2]), seconds, **parts)
-    training = time.perf_counter() - start
+    training_seconds = time.perf_counter() - start
     if profiler:
         profiler.stop()
-    log.print(f"Total training time: {training:.1f} s")
-    log.write_result(accuracy=validated["accuracy"], training_seconds=training)
+    log.print(f"Total training time: {training_seconds:.1f} s")
+    log.write_result(
+        accuracy=val_metrics["accuracy"], training_seconds=training_seconds
+    )
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

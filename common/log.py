@@ -63,8 +63,8 @@ class RunLog:
         self.writer, self.epochs, self.memory = NullWriter(), [], 0
         self.script = Path(sys.argv[0]).stem
         self.job = os.environ.get("SLURM_JOB_ID")
-        # TensorBoard shows it as the run's name. The process ID tells apart runs that
-        # start in the same second.
+        # TensorBoard shows this as the run's name. The process ID tells apart runs
+        # that start in the same second.
         name = [self.script, self.job, time.strftime("%m%d-%H%M%S")]
         name += [f"batch{args.batch_size}x{self.gpus}", str(os.getpid())]
         self.folder = Path("logs", "-".join(filter(None, name)))

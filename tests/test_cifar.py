@@ -1,4 +1,4 @@
-"""cifar100_demo/: three scripts, their profile, monitor and plots, their errors."""
+"""cifar100_demo/: the three scripts, profile, monitor, plots, data, user errors."""
 
 import hashlib
 import json
@@ -27,25 +27,25 @@ QUICK = ("--arch", "resnet18", "--image-size", "40", "--batch-size", "16")
 
 
 @pytest.fixture
-def room(tmp_path):
+def exercise(tmp_path):
     return copy_exercise("cifar100_demo", tmp_path)
 
 
-def scalars(room):
+def scalars(exercise):
     """Return {tag: values} of the one run in logs/."""
     from tensorboard.backend.event_processing.event_accumulator import (
         EventAccumulator,
     )
 
-    (file,) = (path for path in room.rglob("*") if "tfevents" in path.name)
+    (file,) = (path for path in exercise.rglob("*") if "tfevents" in path.name)
     events = EventAccumulator(str(file))
     events.Reload()
     tags = events.Tags()["scalars"]
     return {tag: [event.value for event in events.Scalars(tag)] for tag in tags}
 
 
-def check(done, room, processes, steps):
-    """Check what a run of two epochs printed and left; return its result."""
+def check_run(done, exercise, processes, steps):
+    """Check the output and files of a run of two epochs; return its result."""
     assert done.returncode == 0 and done.stderr == "", done.stderr
     for epoch in (1, 2):
         assert re.search(
@@ -64,49 +64,49 @@ def check(done, room, processes, steps):
     assert re.search(
         r"^First epoch: [\d.]+ s; later ones: [\d.]+ s$", done.stdout, re.M
     )
-    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert result["gpus"] == processes
     assert result["images_per_epoch"] == steps * 16 * processes
     return result
 
 
-def test_one_gpu_with_its_profile_monitor_and_plots(room, sample, monkeypatch):
+def test_one_gpu_with_its_profile_monitor_and_plots(exercise, sample, monkeypatch):
     command = ["bash", "run_single_cifar.sh", *QUICK, "--epochs", "2"]
-    done = run([*command, "--steps", "20"], room, sample)
-    result = check(done, room, 1, 20)
-    # The loss falls on drawn shapes, and TensorBoard has it.
-    first, second = scalars(room)["train/loss"]
+    done = run([*command, "--steps", "20"], exercise, sample)
+    result = check_run(done, exercise, 1, 20)
+    # The loss falls on synthetic images, and TensorBoard has it.
+    first, second = scalars(exercise)["train/loss"]
     assert first > second + 0.1
-    assert len(scalars(room)["iterations/loss"]) == 20  # ten in an epoch
+    assert len(scalars(exercise)["iterations/loss"]) == 20  # ten in an epoch
     assert len(re.findall(r"^Epoch 1 \[\d+/20\]", done.stdout, re.M)) == 10
-    # The profile: three steps, and the costliest operator first in the table.
-    trace = json.loads((room / "logs/profiler/trace.json").read_text())
+    # Profile: three steps; the costliest operator is first in the table.
+    trace = json.loads((exercise / "logs/profiler/trace.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
     steps = {name for name in names if name.startswith("ProfilerStep")}
     assert steps == {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}
     table = done.stdout[done.stdout.index("Self CPU %") :].splitlines()
     assert "aten::convolution_backward" in table[2]
     assert "All-reduces" not in done.stdout
-    # The monitor: every second, and gone with the job.
+    # Monitor: a sample per second; it ends with the job.
     plot_utilisation = load("cifar100_demo", "plot_utilisation")
-    (file,) = room.glob("logs/utilisation-*.csv")
+    (file,) = exercise.glob("logs/utilisation-*.csv")
     (devices,) = plot_utilisation.read_samples(file).values()
     times, used = zip(*devices["CPU"], strict=True)
     assert times[-1] - times[0] > result["training_seconds"] / 2
     assert 0.9 < median(b - a for a, b in pairwise(times)) < 2
     assert 100 >= max(used) > 50 / len(os.sched_getaffinity(0))  # one core of them
-    assert not processes_in(room)
-    monkeypatch.chdir(room)
+    assert not processes_in(exercise)
+    monkeypatch.chdir(exercise)
     for script in ("plot_utilisation", "plot_trace"):
         call(load("cifar100_demo", script))
     ((_, ends),) = plot_utilisation.read_runs(None, times[0], times[-1] + 2)
     assert len(ends) == 2 and times[0] < ends[0] < ends[1]
     pictures = {"utilisation.png", "trace.png"}
-    assert pictures <= {path.name for path in (room / "logs").iterdir()}
+    assert pictures <= {path.name for path in (exercise / "logs").iterdir()}
 
 
 def processes_in(folder):
-    """Return the processes that run in a folder."""
+    """Return the processes whose working directory is this folder."""
     found = []
     for process in os.listdir("/proc"):
         try:
@@ -117,25 +117,27 @@ def processes_in(folder):
     return found
 
 
-def test_ddp_writes_a_trace_for_each_rank_and_prints_its_all_reduces(room, sample):
+def test_ddp_writes_a_trace_for_each_rank_and_prints_its_all_reduces(
+    exercise, sample
+):
     command = ["bash", "run_ddp_cifar100.sh", *QUICK, "--epochs", "2", "--amp"]
-    done = run([*command, "--steps", "9"], room, sample)
-    check(done, room, 2, 9)
-    traces = sorted(path.name for path in (room / "logs/profiler").iterdir())
+    done = run([*command, "--steps", "9"], exercise, sample)
+    check_run(done, exercise, 2, 9)
+    traces = sorted(path.name for path in (exercise / "logs/profiler").iterdir())
     assert traces == ["trace_rank0.json", "trace_rank1.json"]
     assert done.stdout.count("Self CPU time total") == 1
     (reduces,) = done.stdout.split("\nAll-reduces ")[1:]
     table = reduces.splitlines()[:4]
     assert re.fullmatch(r" +Number +CPU ms", table[0])
-    # In each of three steps those of three buckets, and one for the line.
+    # Three steps, each with three buckets and one log line.
     assert re.fullmatch(r"c10d::allreduce_ +12 +[\d.]+", table[1])
     assert re.fullmatch(r"gloo:all_reduce +12 +[\d.]+", table[2])
     assert table[3] == "Trace saved to logs/profiler/trace_rank0.json"
-    assert len(scalars(room)["train/loss"]) == 2
-    assert not processes_in(room)
+    assert len(scalars(exercise)["train/loss"]) == 2
+    assert not processes_in(exercise)
 
 
-def test_a_line_is_due_each_tenth_of_an_epoch_or_sooner():
+def test_a_report_is_due_every_tenth_of_an_epoch_or_sooner():
     is_due = load("cifar100_demo", "report").is_due
     for steps, due in (
         (4, [1, 2, 3, 4]),
@@ -145,14 +147,16 @@ def test_a_line_is_due_each_tenth_of_an_epoch_or_sooner():
         assert [n for n in range(1, steps + 1) if is_due(n, steps)] == due
 
 
-def test_data_parallel_without_a_profile(room, sample):
+def test_data_parallel_without_a_profile(exercise, sample):
     command = ["bash", "run_data_parallel_cifar100.sh", *QUICK, "--epochs", "2"]
-    done = run([*command, "--steps", "2", "--no-profile"], room, sample)
-    check(done, room, 1, 2)
-    assert "Self CPU" not in done.stdout and not (room / "logs/profiler").exists()
+    done = run([*command, "--steps", "2", "--no-profile"], exercise, sample)
+    check_run(done, exercise, 1, 2)
+    assert (
+        "Self CPU" not in done.stdout and not (exercise / "logs/profiler").exists()
+    )
 
 
-def test_resized_on_the_device_as_torchvision_does_it(sample, monkeypatch):
+def test_images_are_resized_on_the_device_as_torchvision_does(sample, monkeypatch):
     from torchvision import transforms
 
     module = load("cifar100_demo", "train_cifar100")
@@ -179,7 +183,7 @@ def cifar100():
     return load("cifar100_demo", "dataset").cifar100()
 
 
-def test_sample_files_are_cifar100s(sample, monkeypatch):
+def test_torchvision_reads_the_synthetic_files(sample, monkeypatch):
     from torchvision.datasets import CIFAR100
 
     monkeypatch.setenv("DATADIR", str(sample))
@@ -196,21 +200,21 @@ def test_sample_files_are_cifar100s(sample, monkeypatch):
         assert set(ours.labels.tolist()) == set(range(100))
 
 
-def test_parameters_and_flops_are_torchvisions():
+def test_parameters_and_flops_match_torchvision():
     from torchvision import models
 
     get_parameters = load("cifar100_demo", "get_parameters")
 
     for arch in ("resnet18", "resnet152"):
         meta = models.get_model_weights(arch)["IMAGENET1K_V1"].meta
-        counts = get_parameters.count(arch, 2, 224, classes=1000)
+        counts = get_parameters.count_costs(arch, 2, 224, classes=1000)
         assert counts["parameters"] == meta["num_params"]
-        # It counts multiply-accumulates, in billions.
+        # torchvision counts multiply-accumulates, in billions.
         assert counts["forward"] / 2e9 == pytest.approx(meta["_ops"], rel=1e-3)
         assert 2.9 < counts["training"] / counts["forward"] < 3
 
 
-def test_the_texts_say_what_get_parameters_prints(capsys):
+def test_the_texts_quote_get_parameters(capsys):
     get_parameters = load("cifar100_demo", "get_parameters")
     readme = (FOLDER / "README.md").read_text()
     answers = (FOLDER / "ANSWERS.md").read_text()
@@ -220,12 +224,12 @@ def test_the_texts_say_what_get_parameters_prints(capsys):
         r"\| `--batch-size` \|(.+)\|\n.+\n.+memory in GB \|(.+)\|", answers
     ).groups()
     for size, gigabytes in zip(sizes.split("|"), memory.split("|"), strict=True):
-        counts = get_parameters.count("resnet152", int(size), 224)
-        all_of_it = 3 * 4 * counts["parameters"] + counts["activations"]
-        assert float(gigabytes) == round(all_of_it / 1e9, 1)
+        counts = get_parameters.count_costs("resnet152", int(size), 224)
+        total = 3 * 4 * counts["parameters"] + counts["activations"]
+        assert float(gigabytes) == round(total / 1e9, 1)
 
 
-def test_activations_are_what_autograd_keeps():
+def test_activations_are_what_autograd_saves():
     from torchvision import models
 
     get_parameters = load("cifar100_demo", "get_parameters")
@@ -242,12 +246,12 @@ def test_activations_are_what_autograd_keeps():
         torch.nn.functional.cross_entropy(output, torch.zeros(3).long())
     for parameter in model.parameters():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
-    counted = get_parameters.count("resnet18", 3, 64)["activations"]
+    counted = get_parameters.count_costs("resnet18", 3, 64)["activations"]
     assert counted == sum(storage.nbytes() for storage in kept.values())
 
 
 def test_flops_have_the_unit_of_their_size():
-    in_units = load("cifar100_demo", "get_parameters").in_units
+    format_flop = load("cifar100_demo", "get_parameters").format_flop
     for flop, text in (
         (5e4, "0.05 MFLOP"),
         (168_190_000, "168.19 MFLOP"),
@@ -255,23 +259,23 @@ def test_flops_have_the_unit_of_their_size():
         (3.98e12, "3.98 TFLOP"),
         (7e18, "7000.00 PFLOP"),
     ):
-        assert in_units(flop) == text
+        assert format_flop(flop) == text
 
 
 def gpu_trace():
-    """Return a trace as torch.profiler writes it on a GPU: the GPU is late."""
-    cpu, backward, gpu = (7, 7), (7, 9), (0, 7)  # process and thread, GPU and stream
-    note = "user_annotation"
-    rows = [  # name, start and length in ms, where, category
-        ("ProfilerStep#6", -20, 20, cpu, note),
-        ("ProfilerStep#7", 0, 20, cpu, note),
+    """Return a trace as torch.profiler writes it on a GPU that lags behind."""
+    cpu, backward, gpu = (7, 7), (7, 9), (0, 7)  # (process, thread), (GPU, stream)
+    annotation = "user_annotation"
+    rows = [  # name, start and duration in ms, location, category
+        ("ProfilerStep#6", -20, 20, cpu, annotation),
+        ("ProfilerStep#7", 0, 20, cpu, annotation),
         ("ProfilerStep#7", 2, 38, gpu, "gpu_user_annotation"),
         ("Activity Buffer Request", 1, 1, (-1, 0), "overhead"),
         ("aten::cudnn_convolution", 0, 2, cpu, "cpu_op"),
         ("autograd::engine::evaluate_function: X", 4, 8, backward, "cpu_op"),
-        ("nccl:all_reduce", 6, 0.5, backward, note),
-        ("Optimizer.step#SGD.step", 14, 4, cpu, note),
-        ("late, of step 6", 0, 2, gpu, "kernel"),
+        ("nccl:all_reduce", 6, 0.5, backward, annotation),
+        ("Optimizer.step#SGD.step", 14, 4, cpu, annotation),
+        ("late kernel of step 6", 0, 2, gpu, "kernel"),
         ("cudnn::implicit_gemm", 3, 7, gpu, "kernel"),
         ("sm90_dgrad_fprop", 10, 18, gpu, "kernel"),
         ("ncclDevKernel_AllReduce_Sum", 24, 9, (0, 20), "kernel"),
@@ -279,8 +283,8 @@ def gpu_trace():
         ("Memcpy HtoD", 2, 1, (0, 22), "gpu_memcpy"),
     ]
     events = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "ts": 0}]
-    for name, start, length, (pid, tid), category in rows:
-        times = {"ts": 1e6 + 1e3 * start, "dur": 1e3 * length}
+    for name, start, duration, (pid, tid), category in rows:
+        times = {"ts": 1e6 + 1e3 * start, "dur": 1e3 * duration}
         events.append(
             {"name": name, "cat": category, "pid": pid, "tid": tid, **times}
         )
@@ -296,11 +300,11 @@ def test_plot_of_a_gpus_trace(tmp_path):
     assert set(names) == {
         "main thread",
         "backward thread",
-        "GPU 0, stream 7",  # the number of the main thread as well
+        "GPU 0, stream 7",  # the same number as the main thread
         "GPU 0, stream 20",
         "GPU 0, stream 22",
     }
-    # From the start of the last step, in ms; of another step's nothing.
+    # In ms from the start of the last step; other steps are left out.
     assert bands[names["backward thread"]] == [
         ("autograd::engine::evaluate_function: X", 4, 8),
         ("nccl:all_reduce", 6, 0.5),
@@ -312,7 +316,7 @@ def test_plot_of_a_gpus_trace(tmp_path):
     assert plot_trace.find_kind(reduce) == "communication"
     phases = plot_trace.find_phases(bands)
     assert phases == {"forward": 0, "backward": 4, "optimizer": 14}
-    plot_trace.draw(bands, tmp_path / "trace.png")
+    plot_trace.plot(bands, tmp_path / "trace.png")
     assert (tmp_path / "trace.png").stat().st_size > 10_000
 
 
@@ -328,7 +332,7 @@ def test_plot_of_a_gpus_trace(tmp_path):
         ("plot_utilisation", b"time, words\n1, 2\n", "no samples"),
     ],
 )
-def test_plots_of_a_wrong_file_or_none(
+def test_plots_of_a_damaged_or_missing_file(
     script, content, words, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -342,7 +346,7 @@ def test_plots_of_a_wrong_file_or_none(
         call(module, "file")
 
 
-def test_a_plot_leaves_out_lines_that_are_not_whole(tmp_path, monkeypatch):
+def test_plots_skip_incomplete_lines(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     file = tmp_path / "logs/utilisation-7.csv"
@@ -363,7 +367,7 @@ def test_a_plot_leaves_out_lines_that_are_not_whole(tmp_path, monkeypatch):
     assert (tmp_path / "logs/utilisation.png").stat().st_size > 10_000
 
 
-ANSWERS = {  # what each tool prints, and what is drawn
+TOOLS = {  # what each tool prints, and what is plotted
     "nvidia-smi": (
         "index, utilization.gpu [%], memory.used [MiB], power.draw [W]\n"
         "0, 97 %, 40000 MiB, 301.52 W\n1, 5 %, 4 MiB, [N/A]\n",
@@ -379,9 +383,9 @@ ANSWERS = {  # what each tool prints, and what is drawn
 }
 
 
-@pytest.mark.parametrize("tool", ANSWERS)
-def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
-    answer, gpus = ANSWERS[tool]
+@pytest.mark.parametrize("tool", TOOLS)
+def test_monitor_queries_the_installed_tool(tool, tmp_path):
+    answer, gpus = TOOLS[tool]
     file, asked = tmp_path / tool, tmp_path / "asked"
     refuse = "case $* in *all*|*9*) echo No devices were found; exit 6; esac"
     file.write_text(
@@ -396,24 +400,24 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
     command = [sys.executable, "-c", code]
     read_samples = load("cifar100_demo", "plot_utilisation").read_samples
     ids = "--device 2 3" if tool == "rocm-smi" else "--id=2,3"
-    for visible, words in (("2,3", ids), ("9", "")):  # 9: another one's, or hidden
+    for visible, words in (("2,3", ids), ("9", "")):  # 9: not on this node
         done = run(command, tmp_path, **env, CUDA_VISIBLE_DEVICES=visible)
         assert done.returncode == 0, done.stderr
         assert words in asked.read_text() and "9" not in asked.read_text()
-        drawn, samples = {}, read_samples(tmp_path / "out.csv")
+        plotted, samples = {}, read_samples(tmp_path / "out.csv")
         assert [*samples] == ["utilisation in %", "memory in GB", "power in W"]
         for devices in samples.values():
             for device, ((seconds, number),) in devices.items():
                 assert abs(seconds - time.time()) < 60
-                drawn.setdefault(device, []).append(round(number, 3))
-        assert drawn == {f"GPU {i}": list(gpu) for i, gpu in enumerate(gpus)}
-    if tool == "rocm-smi":  # it counts as Slurm does
+                plotted.setdefault(device, []).append(round(number, 3))
+        assert plotted == {f"GPU {i}": list(gpu) for i, gpu in enumerate(gpus)}
+    if tool == "rocm-smi":  # it numbers GPUs as Slurm does
         slurm = {"SLURM_JOB_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}
         run(command, tmp_path, **env, **slurm)
         assert "--device 4 5" in asked.read_text()
     asked.unlink()
     run(command, tmp_path, **env, CUDA_VISIBLE_DEVICES="-1")
-    assert not asked.exists()  # the GPUs are hidden: it asks the CPUs
+    assert not asked.exists()  # the GPUs are hidden: it samples the CPU cores
 
 
 @pytest.mark.parametrize(
@@ -424,18 +428,18 @@ def test_monitor_asks_the_tool_that_is_there(tool, tmp_path):
         ("train_ddp_cifar100", [], "torchrun"),
     ],
 )
-def test_mistakes(script, options, words, tmp_path, monkeypatch):
+def test_user_errors(script, options, words, tmp_path, monkeypatch):
     monkeypatch.setenv("DATADIR", str(tmp_path))
     with raises_user_error(words):
         call(load("cifar100_demo", script), *options)
 
 
-def test_the_monitor_ends_with_a_job_that_fails(room, sample):
-    (room / "logs").write_text("in the way")  # so it fails, too, and is silent
-    done = run(["bash", "run_single_cifar.sh", *QUICK], room, sample)
+def test_the_monitor_ends_with_a_job_that_fails(exercise, sample):
+    (exercise / "logs").write_text("in the way")  # the monitor fails silently
+    done = run(["bash", "run_single_cifar.sh", *QUICK], exercise, sample)
     assert done.returncode == 2 and done.stdout == "", done.stderr
     assert done.stderr == "Error: cannot write logs/: File exists\n"
-    assert not processes_in(room)
+    assert not processes_in(exercise)
 
 
 @pytest.mark.parametrize("size", [0, 1000, -1])
