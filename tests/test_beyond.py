@@ -1,6 +1,6 @@
-"""dp_ddp_intro/beyond_ddp/: checkpoints, schedules, a compiler, memory and messages.
+"""dp_ddp_intro/beyond_ddp/: checkpoints, schedules, torch.compile, memory, messages.
 
-That each way trains as one process does, is in test_ddp.py.
+test_ddp.py tests that each script trains as one process does.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import conftest
@@ -39,14 +39,14 @@ def start(folder, script, *options, ranks=2, patch=record, **env):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Train for 3 epochs; return what each rank noted, and the checkpoints."""
+    """Train for 3 epochs; return the records of all ranks, and the checkpoints."""
     folder = tmp_path_factory.mktemp("saved")
     ranks = start(folder, "fsdp_checkpoint", "--epochs=3").results()
     (logs,) = folder.glob("logs/fsdp_checkpoint-*")
     return ranks, [logs / f"epoch{i}" for i in (1, 2, 3)]
 
 
-def test_each_epoch_is_saved_and_one_goes_on_as_if_never_stopped(saved, tmp_path):
+def test_each_epoch_is_saved_and_a_resumed_run_has_the_same_losses(saved, tmp_path):
     ranks, epochs = saved
     for folder in epochs:
         files = {file.name for file in folder.iterdir()}
@@ -62,7 +62,7 @@ def test_each_epoch_is_saved_and_one_goes_on_as_if_never_stopped(saved, tmp_path
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_saved_on_2_loaded_on(ranks, saved, tmp_path):
-    """Weights and momentum, or the loss would be another one."""
+    """Without weights or momentum the loss would differ."""
     (first, _), (_, second, _) = saved
     options = "--epochs=3", f"--resume={second}"
     again = start(tmp_path, "fsdp_checkpoint", *options, ranks=ranks).results()
@@ -71,8 +71,8 @@ def test_saved_on_2_loaded_on(ranks, saved, tmp_path):
         assert mean == pytest.approx(first["means"][2], rel=1e-4)
 
 
-def damaged(checkpoint, folder):
-    """Return a copy of a checkpoint, of whose shards only the beginning is left."""
+def damage(checkpoint, folder):
+    """Return a copy of a checkpoint with truncated shards."""
     copied = shutil.copytree(checkpoint, folder / "damaged")
     for shard in copied.glob("*.distcp"):
         os.truncate(shard, 100)
@@ -85,11 +85,13 @@ class Evil:
 
 
 @pytest.mark.parametrize("content", [b"half", pickle.dumps({"run": Evil()})])
-def test_metadata_that_is_damaged_or_calls_something(content, tmp_path, monkeypatch):
+def test_metadata_that_is_damaged_or_calls_a_function(
+    content, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".metadata").write_bytes(content)
-    with raises_user_error("metadata is damaged .*: use another --resume"):
-        load("shards").reading(tmp_path, 3, None).__enter__()
+    with raises_user_error("metadata is damaged .*; use another --resume"):
+        load("dcp_checkpoint").open_checkpoint(tmp_path, 3, None).__enter__()
     assert not (tmp_path / "called").exists()
 
 
@@ -98,8 +100,8 @@ def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
     _, (first, second, last) = saved
     for options, words in (
         (["--width=64", f"--resume={first}"], "use the options of its run"),
-        (["--epochs=3", f"--resume={last}"], "has 3 epochs: use --epochs 4"),
-        ([f"--resume={damaged(second, tmp_path)}"], "failed reading zip archive"),
+        (["--epochs=3", f"--resume={last}"], "has 3 epochs; use --epochs 4"),
+        ([f"--resume={damage(second, tmp_path)}"], "failed reading zip archive"),
     ):
         run = start(tmp_path, "fsdp_checkpoint", *options)
         assert run.join() == [2, 2]
@@ -107,26 +109,26 @@ def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
         assert words in line and str(options[-1].partition("=")[2]) in line
 
 
-def test_no_checkpoint_there(tmp_path, monkeypatch):
-    """Of those that are whole the newest is named, if there is one."""
+def test_no_complete_checkpoint(tmp_path, monkeypatch):
+    """The message names the newest complete one, if there is one."""
     monkeypatch.chdir(tmp_path)
-    reading = load("shards").reading
-    with raises_user_error("^no whole checkpoint in none: leave out --resume$"):
-        reading("none", 1, None).__enter__()
+    open_checkpoint = load("dcp_checkpoint").open_checkpoint
+    with raises_user_error("^no complete checkpoint in none; leave out --resume$"):
+        open_checkpoint("none", 1, None).__enter__()
     for name in ("a/epoch2", "b/epoch1", "c/epoch3"):
         (tmp_path / "logs" / name).mkdir(parents=True)
         if name[0] != "c":
             (tmp_path / "logs" / name / ".metadata").touch()
     for name in ("none", "logs/c/epoch3"):
-        why = f"^no whole checkpoint in {name}: use --resume logs/b/epoch1$"
+        why = f"^no complete checkpoint in {name}; use --resume logs/b/epoch1$"
         with raises_user_error(why):
-            reading(name, 1, None).__enter__()
+            open_checkpoint(name, 1, None).__enter__()
 
 
 def note_chunks(module, rank):
-    """Make main() save what a rank computed, and how much autograd kept at most.
+    """Make main() save the order of passes, and the most micro-batches held at once.
 
-    That is a list of (kind, stage, micro-batch), and of how many micro-batches.
+    The order is a list of (kind, stage, micro-batch).
     """
     order, kept, held, main = [], Counter(), [], module.main
 
@@ -170,8 +172,8 @@ def note_chunks(module, rank):
         ("Interleaved1F1B", "interleaved 1F1B"),
     ],
 )
-def test_a_pipeline_does_what_is_drawn(schedule, name, tmp_path, monkeypatch):
-    """On 4 GPUs: in which order each computes, and how much it holds at once."""
+def test_a_pipeline_runs_as_drawn(schedule, name, tmp_path, monkeypatch):
+    """On 4 GPUs: the order of passes, and the most micro-batches held at once."""
     monkeypatch.syspath_prepend(REPOSITORY / "docs/figures")
     drawing = importlib.import_module("draw_pipeline")
     p, m = drawing.GPUS, drawing.MICRO_BATCHES
@@ -197,23 +199,28 @@ def test_a_pipeline_does_what_is_drawn(schedule, name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "script, ranks, options, words",
     [
-        ("tensor_parallel", 2, ["--heads=1"], "1 heads, but 2 GPUs: use --heads 2"),
-        ("fsdp_tp", 2, ["--tensor=3"], "3 must divide 2 and 4: use --tensor 1"),
-        ("fsdp_tp", 4, ["--heads=1"], "2 must divide 4 and 1: use --tensor 1"),
+        (
+            "tensor_parallel",
+            2,
+            ["--heads=1"],
+            "1 heads .* over 2 GPUs; use --heads 2",
+        ),
+        ("fsdp_tp", 2, ["--tensor=3"], "3 must divide 2 .* 4 heads; use --tensor 1"),
+        ("fsdp_tp", 4, ["--heads=1"], "2 must divide 4 .* 1 heads; use --tensor 1"),
         ("pipeline", 4, [], "4 stages .*--layers 4"),
         ("pipeline", 2, ["--schedule=Interleaved1F1B"], "4 stages .*--layers 4"),
-        ("pipeline", 2, ["--micro-batches=3"], "16 .* 3 .*: use --batch-size 3"),
-        ("pipeline", 2, ["--sequences=70"], "have 6 .* not 16: use --sequences 80"),
+        ("pipeline", 2, ["--micro-batches=3"], "16 .* 3 .*; use --batch-size 3"),
+        ("pipeline", 2, ["--sequences=70"], "have 6 .* not 16; use --sequences 80"),
         ("pipeline", 2, ["--micro-batches=1"], "--micro-batches 2, or .* GPipe"),
         (
             "pipeline",
             2,
             ["--schedule=Interleaved1F1B", "--layers=4", "--micro-batches=1"],
-            "2 GPUs in turns: use --micro-batches 2",
+            "multiple of 2 .*; use --micro-batches 2",
         ),
     ],
 )
-def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
+def test_user_errors(script, ranks, options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
     names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks}
@@ -225,7 +232,7 @@ def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="no compiler: load one")
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 def test_compiled_it_has_the_losses_of_one_process(tmp_path):
     seen = []
     for name, script, ranks in (("one", "../single", 0), ("two", "compiled", 2)):
@@ -237,25 +244,26 @@ def test_compiled_it_has_the_losses_of_one_process(tmp_path):
     alone, *ranks = seen
     assert alone["graphs"] == 0
     for rank in ranks:
-        assert rank["graphs"] >= 2  # one is the check's
+        assert rank["graphs"] >= 2  # one is require_compiler()'s
         for its, ours in zip(rank["means"], alone["means"], strict=True):
             assert its == pytest.approx(ours, rel=1e-4)
 
 
 @pytest.mark.slow
-def test_without_a_compiler_one_line_says_so(tmp_path):
+def test_without_a_compiler_the_error_is_one_line(tmp_path):
     (tmp_path / "bin").mkdir()
     env = {"PATH": str(tmp_path / "bin"), "CXX": "/nonexistent/g++"}
     env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
-    code = "import torch, compiler; compiler.need_compiler(torch.device('cpu'))"
+    code = "import torch; from require_compiler import require_compiler\n"
+    code += "require_compiler(torch.device('cpu'))"
     done = run([sys.executable, "-c", code], HERE, **env)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("Error: torch.compile has no compiler: run `g++ --ver")
+    assert line.startswith("Error: torch.compile found no compiler; run `g++ --ver")
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_what_is_counted_is_what_is_calculated(ranks, tmp_path):
+def test_measured_memory_is_as_calculated(ranks, tmp_path):
     script = "dp_ddp_intro/beyond_ddp/measure_memory.py"
     run = Run(tmp_path, "", script, ranks=ranks)
     assert run.join() == [0] * ranks, run.output()
@@ -264,8 +272,9 @@ def test_what_is_counted_is_what_is_calculated(ranks, tmp_path):
     readme = (HERE / "README.md").read_text()
     for row in run.output().splitlines():
         assert f"\n    {row.rstrip()}\n" in readme
-    ways = {row.split()[0] for row in rows}
-    assert len(ways) == len(rows) == 9 and {"ddp", "zero", "fsdp", "pipeline"} < ways
+    scripts = {row.split()[0] for row in rows}
+    assert len(scripts) == len(rows) == 9
+    assert {"ddp", "zero", "fsdp", "pipeline"} < scripts
     for row in rows:
         figures = [float(word) for word in row.split()[1:]]
         assert len(figures) == 10 and min(figures) > 0.1, row
@@ -285,30 +294,39 @@ def test_measure_bubble(tmp_path):
         for m, measured, calculated in cells:
             bubble = 1 / (stages * int(m) + 1)
             assert float(calculated) == pytest.approx(bubble, abs=0.01)
-            assert 0 < float(measured) < 1  # how long, depends on the machine
+            assert 0 < float(measured) < 1  # depends on the machine
 
 
-def test_the_last_of_a_group_sends_and_steps(monkeypatch):
-    """10 batches in groups of 4: the first one of an epoch is smaller."""
+def test_the_last_micro_batch_of_a_step_synchronises(monkeypatch):
+    """10 micro-batches in steps of 4: the last step of an epoch is smaller."""
     module, sent, steps = load("accumulate"), [], []
     monkeypatch.setattr(module.dist, "all_reduce", lambda sums: None)
     model = load("model").Transformer(1, 16, 2, 8)
-    model.steps, model.every = 10, 4
-    model.register_forward_pre_hook(
-        lambda *_: sent.append(model.require_backward_grad_sync)
-    )
+    model.sync = True
+
+    @contextmanager
+    def no_sync():
+        model.sync = False
+        yield
+        model.sync = True
+
+    model.no_sync = no_sync
+    model.register_forward_pre_hook(lambda *_: sent.append(model.sync))
+    weight = model.layers[0].token.weight
+    weight.register_hook(lambda _: sent.append(model.sync))  # in the backward pass
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    optimizer.register_step_post_hook(lambda *_: steps.append(len(sent)))
+    optimizer.register_step_post_hook(lambda *_: steps.append(len(sent) // 2))
     data = load("dataset").random_sequences(4, 8)
     batches = [data.__getitems__([0, 1])] * 10
-    module.train(model, batches, optimizer, torch.device("cpu"))
-    assert steps == [2, 6, 10]
-    assert [number for number, sends in enumerate(sent, 1) if sends] == steps
+    module.train(model, batches, optimizer, torch.device("cpu"), 4, 10)
+    assert steps == [4, 8, 10]
+    assert sent[::2] == sent[1::2]  # forward and backward pass
+    assert [number for number, sync in enumerate(sent[::2], 1) if sync] == steps
     assert all(p.grad is None for p in model.parameters())
 
 
-# Memory and messages: the formulas, and the table that is made of them. That they
-# are right for a small model, test_what_is_counted_is_what_is_calculated says.
+# The formulas for memory and messages, and the table of what_fits.py. For a small
+# model test_measured_memory_is_as_calculated compares them with a run.
 
 
 @pytest.fixture
@@ -327,31 +345,31 @@ PUBLISHED = {"1b": 1_235_814_400, "8b": 8_030_261_248, "70b": 70_553_706_496}
 
 def test_the_models_have_as_many_parameters_as_published(what_fits):
     for name, published in PUBLISHED.items():
-        assert what_fits.count(what_fits.MODELS[name][1]) == published
+        assert what_fits.total_parameters(what_fits.MODELS[name][1]) == published
     with torch.device("meta"):
         ours = sum(p.numel() for p in load("model").Transformer().parameters())
-    assert what_fits.count(what_fits.MODELS["gpt2"][1]) == ours
+    assert what_fits.total_parameters(what_fits.MODELS["gpt2"][1]) == ours
 
 
-def test_what_is_sent(formulas):
-    """Where a small model on 4 GPUs is no example."""
+def test_sent_bytes(formulas):
+    """Cases that measure_memory.py does not have."""
     sent, n, size = formulas.sent_bytes, 8, 100
-    for way in formulas.WAYS:  # one GPU has nobody to send to
-        assert sent(size, way, 1) == 0 == formulas.sent_activations(size, 4, way)
-    # Gathered in 16 bits FSDP sends no more than DDP; the root once, so less.
+    for name in formulas.STRATEGIES:  # one GPU sends nothing
+        assert sent(size, name, 1) == 0 == formulas.sent_activations(size, 4, name)
+    # Gathered in 16 bits, FSDP sends no more than DDP; less if the root stays.
     half = sent(size, "FSDP", n, gathered=2)
     assert half == pytest.approx(sent(size, "DDP", n))
     less = sent(size, "FSDP", n, gathered=2, kept=40)
     assert half - less == pytest.approx(2 * 40 * 7 / 8)
-    for way in ("TP", "pipeline"):  # in a node of 4, one quarter to the other node
-        assert sent(size, way, n, 4) == sent(size / 4, "DDP", 2)
-    # Activations: a tensor to the next stage, a gradient back.
+    for name in ("TP", "pipeline"):  # nodes of 4: a quarter goes to the other node
+        assert sent(size, name, n, 4) == sent(size / 4, "DDP", 2)
+    # Activations to the next stage, gradients back.
     stages = [formulas.sent_activations(100, 12, "pipeline", n) for n in (2, 3, 8)]
     assert stages == [100, 200, 200]
 
 
 def saved_bytes(function, *inputs, but=()):
-    """Return the bytes that autograd saves for the backward pass, but parameters."""
+    """Return the bytes that autograd saves for the backward pass, without `but`."""
     own = {p.untyped_storage().data_ptr() for p in but}
     storages, tensors = {}, []
 
@@ -359,7 +377,7 @@ def saved_bytes(function, *inputs, but=()):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             storages[storage.data_ptr()] = storage.nbytes()
-        tensors.append(tensor)  # else its address may be another's soon
+        tensors.append(tensor)  # else its address may be reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -369,7 +387,7 @@ def saved_bytes(function, *inputs, but=()):
 
 
 class LlamaBlock(nn.Module):
-    """Llama's, but for its RMSNorm, which PyTorch fuses on GPUs alone."""
+    """Llama's block, but with LayerNorm: PyTorch fuses RMSNorm only on GPUs."""
 
     def __init__(self, width, heads, kv_heads, mlp):
         super().__init__()
@@ -396,10 +414,10 @@ class LlamaBlock(nn.Module):
         return x + down(silu(gate(normed)) * up(normed))
 
 
-def test_a_block_of_llama_keeps_what_the_formula_says(formulas):
+def test_a_block_of_llama_saves_what_the_formula_says(formulas):
     shape = formulas.Shape(1, 256, 8, 2, 896, 256, 64)
     block = LlamaBlock(256, 8, 2, 896)
-    _, counted, _ = formulas.parameters(shape)
+    _, counted, _ = formulas.count_parameters(shape)
     assert sum(p.numel() for p in block.parameters()) == counted + 2 * 256  # biases
     inputs = torch.randn(4, 64, 256, requires_grad=True) * 1
     kept = saved_bytes(block, inputs, but=block.parameters())
@@ -417,7 +435,7 @@ def test_the_paper_has_the_same_formulas(formulas):
         assert cut == pytest.approx(sbh * (34 - 2) / t)
 
 
-def test_what_the_loss_keeps_of_the_logits(formulas):
+def test_what_the_loss_saves_of_the_logits(formulas):
     tokens, words = 64, 512
     logits = torch.randn(tokens, words, requires_grad=True) * 1
     targets = torch.zeros(tokens, dtype=torch.long)
@@ -428,14 +446,14 @@ def test_what_the_loss_keeps_of_the_logits(formulas):
 
 
 def table(what_fits, capsys, *options):
-    """Return {what a row is called: its cells} of the last table of a model."""
+    """Return {name of a row: cells} of the last table of a model."""
     call(what_fits, *options)
     lines = capsys.readouterr().out.split("One block")[0].splitlines()
     rows = [re.split(r" {2,}", line, maxsplit=1) for line in lines if "  " in line]
     return {row[0]: row[1].split() for row in rows if len(row) > 1 and row[0]}
 
 
-def test_what_fits_fits(what_fits, capsys):
+def test_what_fits(what_fits, capsys):
     rows = table(what_fits, capsys, "--model", "8b", "--gpus", 8)
     assert set(rows) >= {"DDP", "FSDP", "FSDP + TP", "pipeline, first"}
     # weights, gradients, Adam: 16 bytes a parameter, of which FSDP has an eighth
@@ -449,15 +467,15 @@ def test_what_fits_fits(what_fits, capsys):
             assert total == pytest.approx(sum(parts[:5]) + part, abs=0.6)
             assert total > 72 or next(rest) == "fits"  # 90 % of 80
         assert len([*rest]) == 1  # what is sent
-    fits = {way: cells.count("fits") for way, cells in rows.items()}
+    fits = {name: cells.count("fits") for name, cells in rows.items()}
     assert fits["DDP"] == fits["ZeRO-1"] == 0
-    assert fits["FSDP"] == fits["HSDP"] == 1  # if activations are computed again
+    assert fits["FSDP"] == fits["HSDP"] == 1  # if activations are recomputed
     assert fits["TP"] == 2
     small = table(what_fits, capsys, "--model", "8b", "--gpus", 8, "--memory", 20)
     assert not any("fits" in cells for cells in small.values())
 
 
-def test_the_messages_of_a_block(what_fits, capsys):
+def test_the_times_of_a_block(what_fits, capsys):
     call(what_fits, "--model", "8b", "--gpus", 8)
     lines = capsys.readouterr().out.split("One block")[1].splitlines()[1:]
     said = {line[:17].strip(): re.findall(r"\d+\.\d+", line[17:]) for line in lines}
@@ -483,10 +501,10 @@ def test_the_messages_of_a_block(what_fits, capsys):
     assert "TP 8" not in capsys.readouterr().out  # 12 heads
 
 
-def test_options_change_their_parts(what_fits, capsys):
-    def row(way, *options):
+def test_each_option_changes_its_part(what_fits, capsys):
+    def row(name, *options):
         base = "--model", "8b", "--gpus", 8, *options
-        cells = table(what_fits, capsys, *base)[way]
+        cells = table(what_fits, capsys, *base)[name]
         return [float(cell) for cell in cells if cell != "fits"]
 
     one, two = row("FSDP"), row("FSDP", "--batch-size", 2)
@@ -498,12 +516,12 @@ def test_options_change_their_parts(what_fits, capsys):
     assert row("FSDP", "--bits", 32)[5] == pytest.approx(2 * one[5], rel=0.01)
 
 
-def test_not_whole_nodes(what_fits):
-    with raises_user_error("12 GPUs are not whole nodes of 8: use --gpus 8"):
+def test_nodes_that_are_not_full(what_fits):
+    with raises_user_error("12 GPUs do not fill nodes of 8; use --gpus 8"):
         call(what_fits, "--gpus", 12)
 
 
-def test_the_table_of_the_readme_is_what_the_script_prints(what_fits, capsys):
+def test_the_table_of_the_readme_is_that_of_the_script(what_fits, capsys):
     """The indented block that follows the command."""
     block = r"^python beyond_ddp/what_fits.py(?: +#.*)?\n```\n((?:\n|    .*\n)+)"
     (shown,) = re.findall(block, (HERE / "README.md").read_text(), re.M)

@@ -4,12 +4,13 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch jobscript_ddp.sh beyond_ddp/accumulate.py  # ACC: gradient accumulation
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
 
 import time
+from contextlib import ExitStack, nullcontext  # ACC: for no_sync()
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
@@ -25,19 +26,22 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, batches, optimizer, device):
+def train(model, batches, optimizer, device, m, n):  # ACC: m per step, n per epoch
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
-    for i, (tokens, targets) in enumerate(batches, 1 - model.steps):  # ACC: up to 0
-        model.require_backward_grad_sync = i % model.every == 0  # ACC: send, or wait
+    for i, (tokens, targets) in enumerate(batches, 1):  # ACC: micro-batches
+        last = i % m == 0 or i == n  # ACC: of a step, or of the epoch
+        sync = ExitStack()  # ACC: `with model.no_sync():`, but nothing is indented
+        sync.enter_context(nullcontext() if last else model.no_sync())
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
         logits = model(tokens).flatten(0, 1)
         loss = cross_entropy(logits, targets)
         sums += batch_sums(loss, logits.argmax(dim=1) == targets)
-        loss.div(model.every).backward()  # ACC: adds up to the mean of all m
-        if i % model.every:  # ACC: more gradients are to come
-            continue  # ACC: no all-reduce, and no step yet
+        loss.div(m).backward()  # ACC: the gradients add up to those of the mean loss
+        sync.close()  # ACC: leaves no_sync()
+        if not last:
+            continue
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(sums)  # DDP: the sum over all ranks
@@ -47,17 +51,23 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--accumulate", type=at_least(1), default=4, help="m")  # ACC: batches a step
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    # ACC: --batch-size is the size of a micro-batch
+    add("--accumulate", type=at_least(1), default=4, help="micro-batches per step")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
@@ -76,15 +86,14 @@ def main():
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    ddp_model.steps = len(loader)  # ACC: micro-steps of an epoch
-    ddp_model.every = args.accumulate  # ACC: of them one is a step
+    m, n = args.accumulate, len(loader)  # ACC: micro-batches per step and per epoch
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, batches, optimizer, device)  # DDP: wrapped
+        trained = train(ddp_model, batches, optimizer, device, m, n)  # ACC: m and n
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs

@@ -4,18 +4,18 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch jobscript_ddp.sh beyond_ddp/checkpointing.py  # AC: activation checkpoints
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
 
 import time
-from functools import partial  # AC: sets some arguments of a function
+from functools import partial  # AC: to wrap forward()
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint  # AC: forgets, then computes again
+from torch.utils.checkpoint import checkpoint  # AC: recomputes activations
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.cli import OptionParser, at_least
@@ -46,16 +46,21 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
@@ -66,7 +71,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    for block in model.layers[1:-2]:  # AC: of each only its input is kept
+    for block in model.layers[1:-2]:  # AC: keep the inputs of blocks alone
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     log = RunLog(args, device, unit="tokens")
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync

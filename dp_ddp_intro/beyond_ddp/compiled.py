@@ -4,7 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch jobscript_ddp.sh beyond_ddp/compiled.py  # COMPILE: torch.compile
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
@@ -21,9 +21,9 @@ from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
-from compiler import need_compiler  # COMPILE: says so if there is none
 from dataset import random_sequences
 from model import Transformer
+from require_compiler import require_compiler  # COMPILE: or one line of error
 
 
 def train(model, batches, optimizer, device):
@@ -45,16 +45,21 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
@@ -67,8 +72,8 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, unit="tokens")
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
-    need_compiler(device)  # COMPILE: for its C++ code, or on a GPU Triton's
-    model.compile()  # COMPILE: done at the first batch, once more when shapes vary
+    require_compiler(device)  # COMPILE: C++ on CPUs, Triton and C on GPUs
+    model.compile()  # COMPILE: compiles at the first batch
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

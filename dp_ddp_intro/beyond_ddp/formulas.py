@@ -1,7 +1,7 @@
-"""Memory and messages of a transformer's training, calculated: the formulas.
+"""Formulas for the memory and the communication of training a transformer.
 
-All results are bytes, of one GPU. what_fits.py makes a table of them for known
-models, measure_memory.py compares them with what a small model needs. Sources:
+All results are bytes per GPU. what_fits.py prints a table for known models;
+measure_memory.py compares the formulas with a small model. Sources:
 
 - ZeRO: Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054
 - activations, with and without tensor parallelism (TP): Korthikanti et al. 2022,
@@ -9,21 +9,23 @@ models, measure_memory.py compares them with what a small model needs. Sources:
 - TP's all-reduces: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053
 - a ring's share (n - 1) / n: doc/PERFORMANCE.md of github.com/NVIDIA/nccl-tests
 
-A group is the GPUs among which HSDP, TP or a pipeline cuts the model, mostly those
-of a node. Groups repeat each other as in DDP, or share what they have ("FSDP + TP").
-In groups of one GPU HSDP, TP and a pipeline are DDP, and "FSDP + TP" is FSDP.
+A group is the set of GPUs over which HSDP, TP or a pipeline splits the model,
+usually one node. Groups are replicas as in DDP, or shard with each other
+("FSDP + TP"). With groups of one GPU, HSDP, TP and pipeline are DDP, and "FSDP + TP"
+is FSDP.
 """
 
 from typing import NamedTuple
 
-WAYS = "DDP", "ZeRO-1", "FSDP", "HSDP", "TP", "FSDP + TP", "pipeline"
+STRATEGIES = "DDP", "ZeRO-1", "FSDP", "HSDP", "TP", "FSDP + TP", "pipeline"
 
 
 class Shape(NamedTuple):
-    """A transformer: as in model.py or, with llama, with what Llama has instead.
+    """The size of a transformer: that of model.py or, with llama, of Llama.
 
-    That is RMSNorm, SwiGLU (an MLP of three matrices), fewer heads for keys and
-    values, positions by rotation, and no biases. tied: the head is the embedding.
+    Llama has RMSNorm, SwiGLU (an MLP of three matrices), fewer heads for keys and
+    values, rotary position embeddings, and no biases. tied: the head shares the
+    embedding's weights.
     """
 
     layers: int
@@ -32,13 +34,13 @@ class Shape(NamedTuple):
     kv_heads: int
     mlp: int
     vocabulary: int
-    length: int  # of a sequence, in tokens
+    length: int  # tokens per sequence
     llama: bool = True
     tied: bool = False
 
 
-def parameters(shape):
-    """Return how many there are in the embedding, in a block, and in the head."""
+def count_parameters(shape):
+    """Return the number of parameters of the embedding, of a block, of the head."""
     width, mlp, words = shape.width, shape.mlp, shape.vocabulary * shape.width
     kv = width * shape.kv_heads // shape.heads
     attention = 2 * width * width + 2 * width * kv  # queries, out; keys, values
@@ -51,98 +53,100 @@ def parameters(shape):
     return words + positions, block, 2 * width + words + shape.vocabulary
 
 
-def count(shape):
-    embedding, block, head = parameters(shape)
+def total_parameters(shape):
+    """Return the number of parameters of the whole model."""
+    embedding, block, head = count_parameters(shape)
     return embedding + shape.layers * block + head
 
 
-def state_bytes(parameters, way, ranks, group=1):
-    """Return the bytes of weights, of gradients, and of Adam's state, in a tuple.
+def state_bytes(parameters, strategy, ranks, group=1):
+    """Return the bytes of weights, of gradients, and of Adam's state, as a tuple.
 
-    All in 32 bits: 4 + 4 + 8 bytes a parameter, 16 in all. With 16-bit weights and a
-    32-bit copy for Adam it is 16, too: 2 + 2 + 12 (ZeRO, 3.1). Here all is cut into
-    equal parts. What TP leaves whole (norms, some biases), and Adam's counts of its
-    steps, is small and not counted.
+    All in 32 bits: 4 + 4 + 8 bytes per parameter, 16 in all. 16-bit weights and
+    gradients with a 32-bit copy of the weights for Adam need 16 as well: 2 + 2 + 12
+    (ZeRO, 3.1). Shards are taken to be of equal size. What TP does not split (norms,
+    some biases) and Adam's step counters are small and left out.
     """
-    cuts = {
+    shards = {
         "DDP": (1, 1, 1),
         "ZeRO-1": (1, 1, ranks),
         "FSDP": (ranks, ranks, ranks),
         "FSDP + TP": (ranks, ranks, ranks),
     }
     sizes = 4 * parameters, 4 * parameters, 8 * parameters
-    each = cuts.get(way, (group, group, group))  # HSDP, TP, pipeline
-    return tuple(size / cut for size, cut in zip(sizes, each, strict=True))
+    counts = shards.get(strategy, (group, group, group))  # HSDP, TP, pipeline
+    return tuple(size / count for size, count in zip(sizes, counts, strict=True))
 
 
-def share(ranks):
-    """Return what part of a tensor each sends, when a ring gathers or reduces it."""
+def ring_share(ranks):
+    """Return the share of a tensor that a rank sends in a ring gather or reduce."""
     return (ranks - 1) / ranks
 
 
-def sent_bytes(parameters, way, ranks, group=1, gathered=4, reduced=4, kept=0):
+def sent_bytes(parameters, strategy, ranks, group=1, gathered=4, reduced=4, kept=0):
     """Return the bytes that a GPU sends in a step for weights and gradients.
 
-    gathered, reduced: bytes of a number when FSDP gathers weights and when gradients
-    are reduced. kept: parameters that FSDP keeps whole between forward and backward
-    pass, so that they are gathered once: the root's (reshard_after_forward).
+    gathered, reduced: bytes per number when FSDP gathers weights and when gradients
+    are reduced. kept: parameters that FSDP gathers only once, as they stay gathered
+    between forward and backward pass (reshard_after_forward): the root's.
 
     DDP: an all-reduce, which is a reduce-scatter and an all-gather. PyTorch's
-    ZeroRedundancyOptimizer leaves that to DDP and sends the new weights as well (the
-    paper's ZeRO-1 has a reduce-scatter in its place, and so no more than DDP). FSDP:
-    two all-gathers, of weights, and a reduce-scatter, of gradients.
+    ZeroRedundancyOptimizer leaves that to DDP and broadcasts the new weights on top
+    of it. The paper's ZeRO-1 replaces it by a reduce-scatter and sends no more than
+    DDP. FSDP: two all-gathers of weights, and a reduce-scatter of gradients.
     """
     groups = ranks // group
-    ddp = 2 * share(groups) * reduced * parameters / group  # between groups
-    if way in ("DDP", "ZeRO-1"):
-        ddp = 2 * share(ranks) * reduced * parameters
-        return ddp + share(ranks) * 4 * parameters * (way == "ZeRO-1")
+    ddp = 2 * ring_share(groups) * reduced * parameters / group  # between groups
+    if strategy in ("DDP", "ZeRO-1"):
+        ddp = 2 * ring_share(ranks) * reduced * parameters
+        return ddp + ring_share(ranks) * 4 * parameters * (strategy == "ZeRO-1")
     fsdp = gathered * (2 * parameters - kept) + reduced * parameters
-    if way == "FSDP":
-        return share(ranks) * fsdp
-    if way == "FSDP + TP":
-        return share(groups) * fsdp / group
-    return ddp + share(group) * fsdp * (way == "HSDP")
+    if strategy == "FSDP":
+        return ring_share(ranks) * fsdp
+    if strategy == "FSDP + TP":
+        return ring_share(groups) * fsdp / group
+    return ddp + ring_share(group) * fsdp * (strategy == "HSDP")
 
 
-def sent_activations(size, layers, way, group=1):
+def sent_activations(size, layers, strategy, group=1):
     """Return the bytes of activations that a GPU sends in a step.
 
-    size: bytes of tokens x width, for all that a group does in the step. TP: in each
-    block two all-reduces forward and two backward, or with sequence parallelism as
-    many bytes in other operations; the embedding's and the head's are not counted. A
-    pipeline: what goes to the next stage and its gradient back, in a middle stage.
+    size: bytes of tokens x width, for all tokens of a group in the step. TP: each
+    block has two all-reduces in the forward pass and two in the backward pass;
+    sequence parallelism sends as much in other collectives. Those of embedding and
+    head are left out. Pipeline: a middle stage sends activations to the next stage
+    and gradients to the previous one.
     """
-    if "TP" in way:
-        return 4 * layers * 2 * share(group) * size
-    return min(group - 1, 2) * size if way == "pipeline" else 0
+    if "TP" in strategy:
+        return 4 * layers * 2 * ring_share(group) * size
+    return min(group - 1, 2) * size if strategy == "pipeline" else 0
 
 
-def block_activations(shape, tokens, size=4, cut=1, sequence=False):
-    """Return the bytes that the forward pass of a block keeps for the backward one.
+def block_activations(shape, tokens, size=4, tp_size=1, sequence=False):
+    """Return the bytes that a block's forward pass saves for the backward pass.
 
-    size: bytes of a number; cut: ranks of TP; sequence: TP with sequence parallelism
-    as Megatron has it. For each token, in numbers: what goes into and comes out of
-    the two norms (4 widths); queries, keys, values and the result of attention; what
-    goes into and comes out of GELU, or for SwiGLU the gate, its SiLU, the other half
-    and their product. In 32 bits: a mean and a deviation of each norm, and a sum of
-    each head.
+    size: bytes per number; tp_size: ranks of TP; sequence: TP with sequence
+    parallelism as in Megatron. Numbers saved per token: inputs and outputs of the
+    two norms (4 widths); queries, keys, values and the result of attention; input
+    and output of GELU, or for SwiGLU the gate, its SiLU, the other half and their
+    product. In 32 bits: mean and deviation of each norm, and a sum per head.
 
-    With GPT-2's block these are 16 widths, 32sbh bytes in 16 bits: Korthikanti's
-    sbh(34 + 5as/h) without dropout's masks (2) and without 5as/h, since
-    scaled_dot_product_attention keeps no scores. TP cuts all but the norms, 24 of
-    32: the paper's sbh(10 + 24/t). Llama's terms are derived here in the same way.
+    For GPT-2's block these are 16 widths, 32sbh bytes in 16 bits: Korthikanti's
+    sbh(34 + 5as/h) without the dropout masks (2) and without 5as/h, since
+    scaled_dot_product_attention saves no scores. TP splits 24 of the 32, all but the
+    norms: the paper's sbh(10 + 24/t). Llama's terms are derived in the same way.
     """
     width, kv = shape.width, shape.width * shape.kv_heads // shape.heads
     norms, mlp = 4 * width, (4 if shape.llama else 2) * shape.mlp
-    numbers = (2 * width + 2 * kv + mlp) / cut + norms / (cut if sequence else 1)
-    return tokens * (size * numbers + 4 * (4 + shape.heads / cut))
+    numbers = (2 * width + 2 * kv + mlp) / tp_size
+    numbers += norms / (tp_size if sequence else 1)
+    return tokens * (size * numbers + 4 * (4 + shape.heads / tp_size))
 
 
 def logits_bytes(tokens, vocabulary, size=4):
     """Return the bytes that the logits need when the backward pass begins.
 
-    The logits with `size` bytes a number and, in 32 bits, their log-softmax, which
-    cross_entropy() keeps, and the gradients of both: four tensors.
+    Four tensors: the logits, with `size` bytes per number, and in 32 bits their
+    log-softmax, which cross_entropy() saves, and the gradients of both.
     """
     return (size + 3 * 4) * tokens * vocabulary

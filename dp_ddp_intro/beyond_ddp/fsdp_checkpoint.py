@@ -4,7 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch jobscript_ddp.sh beyond_ddp/fsdp_checkpoint.py  # DCP: sharded checkpoints
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
@@ -13,8 +13,8 @@ import time
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
-import torch.distributed.checkpoint as dcp  # DCP: each process writes its shards
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # FSDP: 1 in N
+import torch.distributed.checkpoint as dcp  # DCP: each rank writes its shards
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # FSDP: shards
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
@@ -24,8 +24,8 @@ from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
+from dcp_checkpoint import AppState, new_checkpoint, open_checkpoint  # DCP: helpers
 from model import Transformer
-from shards import State, reading, writing  # DCP: what is saved, and where
 
 
 def train(model, batches, optimizer, device):
@@ -47,18 +47,23 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--resume", metavar="FOLDER", help="default: none")  # DCP: to go on
-    add("--bf16", action="store_true", help="use 16 bits")  # FSDP: while it computes
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--resume", metavar="FOLDER", help="checkpoint to resume from")  # DCP: load
+    add("--bf16", action="store_true", help="compute in bfloat16")  # FSDP: optional
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
@@ -68,16 +73,16 @@ def main():
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
-    model = Transformer(*size, verbose=args.verbose)  # FSDP: never all on one GPU
+    model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
     log = RunLog(args, device, unit="tokens")
-    # FSDP: ddp_model is left out, as fully_shard() changes the model itself
-    mesh = dist.init_device_mesh(device.type, (world_size,))  # FSDP: all in a row
-    full = torch.float32  # FSDP: for Adam, and to add up gradients
-    half = torch.bfloat16 if args.bf16 else full  # FSDP: to gather and compute
-    policy = MixedPrecisionPolicy(half, full, full)  # FSDP: 16 bits on the way
-    for layer in model.layers:  # FSDP: all of a layer is there when it is its turn
-        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: else each has 1/N
-    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: the next one meanwhile
+    # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
+    mesh = dist.init_device_mesh(device.type, (world_size,))  # FSDP: all GPUs
+    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: to compute
+    reduce_dtype = output_dtype = torch.float32  # FSDP: for gradients, logits
+    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
+    for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
+        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: keeps 1/N per GPU
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: to prefetch layers
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
@@ -85,22 +90,22 @@ def main():
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
-    state = State(model, optimizer, log)  # DCP: and the number of epochs
-    if args.resume is not None:  # DCP: on any number of GPUs
-        with reading(args.resume, args.epochs, state) as folder:  # DCP: a whole one
-            dcp.load({"run": state}, checkpoint_id=folder)  # DCP: into our shards
+    state = AppState(model, optimizer, log)  # DCP: and the epochs completed
+    if args.resume is not None:
+        with open_checkpoint(args.resume, args.epochs, state) as folder:
+            dcp.load({"run": state}, checkpoint_id=folder)  # DCP: any number of GPUs
     start = time.perf_counter()
-    for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: what is left
+    for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: those left
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
-        trained = train(model, batches, optimizer, device)  # FSDP: each its shards
+        trained = train(model, batches, optimizer, device)  # FSDP: no wrapper
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
-        with writing(state, epoch) as folder:  # DCP: of this epoch alone
-            dcp.save({"run": state}, checkpoint_id=folder)  # DCP: all of ours
+        with new_checkpoint(state, epoch) as folder:  # DCP: one per epoch
+            dcp.save({"run": state}, checkpoint_id=folder)  # DCP: all ranks call it
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
     log.write_result(accuracy=trained["accuracy"], training_seconds=training)

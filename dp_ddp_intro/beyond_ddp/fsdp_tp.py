@@ -4,7 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch --gpus-per-node=4 jobscript_ddp.sh beyond_ddp/fsdp_tp.py  # TP: and FSDP
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
@@ -13,12 +13,12 @@ import time
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # FSDP: 1 in N
-from torch.distributed.tensor import parallel as tp  # TP: to split layers
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # FSDP: shards
+from torch.distributed.tensor import parallel as tp  # TP: splits layers
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
-from common.cli import OptionParser, UserError, at_least  # TP: for one line
+from common.cli import OptionParser, UserError, at_least  # TP: checks --tensor
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: its ranks
 from common.log import RunLog
@@ -46,25 +46,30 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--tensor", type=at_least(1), default=2, help="GPUs")  # TP: t to each layer
-    add("--bf16", action="store_true", help="use 16 bits")  # FSDP: while it computes
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--tensor", type=at_least(1), default=2, help="GPUs per TP group")  # TP: t
+    add("--bf16", action="store_true", help="compute in bfloat16")  # FSDP: optional
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
-    t, names = args.tensor, {"mesh_dim_names": ("data", "tensor")}  # TP: of the mesh
-    shape = world_size // t, t  # TP: rows, and GPUs of each
-    if world_size % t or args.heads % t:  # TP: a head stays in one piece
-        line = f"{t} must divide {world_size} and {args.heads}"  # TP: GPUs and heads
-        raise UserError(f"{line}: use --tensor 1")  # TP: which always does
+    t, dims = args.tensor, ("data", "tensor")
+    shape = world_size // t, t  # TP: rows, GPUs per row
+    if world_size % t or args.heads % t:  # TP: rows must be full, and heads whole
+        counts = f"{world_size} GPUs and {args.heads} heads"
+        raise UserError(f"--tensor {t} must divide {counts}; use --tensor 1")
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
@@ -72,27 +77,27 @@ def main():
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
-    model = Transformer(*size, verbose=args.verbose)  # FSDP: never all on one GPU
+    model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
     log = RunLog(args, device, unit="tokens")
-    # FSDP: ddp_model is left out, as fully_shard() changes the model itself
-    mesh = dist.init_device_mesh(device.type, shape, **names)  # TP: rows and columns
-    data, tensor = mesh["data"], mesh["tensor"]  # TP: its columns, its rows
-    which = data.size(), data.get_local_rank()  # TP: a row is one of N/t
-    col, row = tp.ColwiseParallel(), tp.RowwiseParallel()  # TP: two ways to cut
+    # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
+    mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
+    data, tensor = mesh["data"], mesh["tensor"]  # TP: this GPU's column, its row
+    num_replicas_and_rank = data.size(), data.get_local_rank()  # TP: of this row
+    col, row = tp.ColwiseParallel(), tp.RowwiseParallel()
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
-        tp.parallelize_module(block, tensor, plan)  # TP: two all-reduces each way
-    full = torch.float32  # FSDP: for Adam, and to add up gradients
-    half = torch.bfloat16 if args.bf16 else full  # FSDP: to gather and compute
-    policy = MixedPrecisionPolicy(half, full, full)  # FSDP: 16 bits on the way
-    for layer in model.layers:  # FSDP: all of a layer is there when it is its turn
-        fully_shard(layer, mesh=data, mp_policy=policy)  # TP: 1/N of its 1/t
-    fully_shard(model, mesh=data, mp_policy=policy)  # TP: only over the data
+        tp.parallelize_module(block, tensor, plan)  # TP: adds the all-reduces
+    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: to compute
+    reduce_dtype = output_dtype = torch.float32  # FSDP: for gradients, logits
+    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
+    for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
+        fully_shard(layer, mesh=data, mp_policy=policy)  # TP: shards what TP left
+    fully_shard(model, mesh=data, mp_policy=policy)
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, *which, seed=args.seed)  # TP: 1 of N / t
-    batch_size = args.batch_size * t  # TP: a row works on the same batch
+    sampler = DistributedSampler(train_set, *num_replicas_and_rank, seed=args.seed)
+    batch_size = args.batch_size * t  # TP: a row shares its batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
@@ -100,7 +105,7 @@ def main():
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
-        trained = train(model, batches, optimizer, device)  # FSDP: each its shards
+        trained = train(model, batches, optimizer, device)  # FSDP: no wrapper
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs

@@ -1,10 +1,10 @@
-"""Measures how long the GPUs of a pipeline wait, beside (p - 1) / (m + p - 1).
+"""Measure how long the GPUs of a pipeline wait; compare with (p - 1) / (m + p - 1).
 
     sbatch jobscript_ddp.sh beyond_ddp/measure_bubble.py
 
-It runs pipeline.py with each schedule and several numbers of micro-batches, and
-times each forward and backward pass of a stage; the rest of a step is waiting.
-It needs no GPU.
+Runs pipeline.py with each schedule and several numbers of micro-batches, and times
+each forward and backward pass of a stage. The rest of a step counts as waiting.
+Needs no GPU.
 """
 
 import os
@@ -24,95 +24,94 @@ from common.log import rank0_print
 from schedule import SCHEDULES
 
 
-def wait(device):
-    """Wait for what this stream has to do and to receive, not for what is sent."""
+def synchronize(device):
+    """Wait for this stream's kernels and receives, but not for its sends."""
     if device.type != "cpu":
         torch.accelerator.current_stream().synchronize()
 
 
 def timed(function, seconds, device):
-    """Return a function that does the same, and notes how long it takes."""
+    """Return the function wrapped; each call appends its time to `seconds`."""
 
     def inner(*args, **kwargs):
-        wait(device)  # what comes before is not its own
+        synchronize(device)  # earlier work does not count
         start = time.perf_counter()
         result = function(*args, **kwargs)
-        wait(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - start)
         return result
 
     return inner
 
 
-def waiting(options, device):
-    """Run pipeline.py; return the part of a step that the GPUs wait, on the mean.
+def measure_waiting(options, device):
+    """Run pipeline.py; return the fraction of a step that a GPU waits.
 
-    Of the median step of each rank; the first one, which also learns shapes, is left
-    out.
+    It is the median over the steps but the first, which exchanges shapes, and then
+    the mean over the ranks.
     """
-    steps, work = [], []  # seconds of steps, and of the passes of each
+    steps, work = [], []  # seconds of each step, and of its passes
 
-    def watched(stages, *args):
+    def make_timed_schedule(stages, *args):
         for stage in stages:
             for name in ("forward_one_chunk", "backward_one_chunk"):
                 setattr(stage, name, timed(getattr(stage, name), passes, device))
         schedule = make_schedule(stages, *args)
         step = timed(schedule.step, steps, device)
 
-        def noted(*args, **kwargs):
+        def timed_step(*args, **kwargs):
             passes.clear()
             result = step(*args, **kwargs)
             work.append(sum(passes))
             return result
 
-        schedule.step = noted
+        schedule.step = timed_step
         return schedule
 
     passes, make_schedule = [], pipeline.make_schedule
-    pipeline.make_schedule = watched
+    pipeline.make_schedule = make_timed_schedule
     sys.argv = ["pipeline", *options]
     with redirect_stdout(None):
         pipeline.main()
     pipeline.make_schedule = make_schedule
-    parts = [1 - busy / step for busy, step in zip(work, steps, strict=True)]
-    mean = torch.tensor(parts[1:], device=device).median()
-    dist.all_reduce(mean)
-    return mean.item() / dist.get_world_size()
+    waiting = [1 - busy / step for busy, step in zip(work, steps, strict=True)]
+    median = torch.tensor(waiting[1:], device=device).median()
+    dist.all_reduce(median)
+    return median.item() / dist.get_world_size()
 
 
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add(
-        "--layers", type=at_least(1), help="default: 4, or 2 per GPU if that is more"
-    )
-    add("--width", type=at_least(1), default=256, help="numbers for each token")
-    add("--heads", type=at_least(1), default=4, help="of attention")
-    add("--length", type=at_least(1), default=128, help="of a sequence, in tokens")
-    add("--steps", type=at_least(2), default=6, help="of each run")
+    default = "default: 4, or 2 per GPU if that is more"
+    add("--layers", type=at_least(1), help=f"transformer layers ({default})")
+    add("--width", type=at_least(1), default=256, help="embedding dimension")
+    add("--heads", type=at_least(1), default=4, help="attention heads")
+    add("--length", type=at_least(1), default=128, help="tokens per sequence")
+    add("--steps", type=at_least(2), default=6, help="steps per epoch")
     args = parser.parse_args()
     rank, local_rank, p = get_ranks()
     args.layers = args.layers or max(4, 2 * p)
     device = get_device(local_rank)
     dist.init_process_group()
     dist.init_process_group, end = lambda: None, dist.destroy_process_group
-    dist.destroy_process_group = lambda: None  # one group for all runs
+    dist.destroy_process_group = lambda: None  # one process group for all runs
     size = {name.replace("_", "-"): value for name, value in vars(args).items()}
     size["sequences"] = size.pop("steps") * args.batch_size * p
     options = [f"--{name}={value}" for name, value in size.items()]
-    rank0_print(f"{p} GPUs: part of a step that they wait, measured (calculated)")
+    rank0_print(f"{p} GPUs: fraction of a step spent waiting, measured (calculated)")
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for logs/
-        numbers = p, 2 * p, 4 * p, 8 * p  # of micro-batches
-        hide = None if rank == 0 else True  # None: where there is no terminal
-        runs = len(SCHEDULES) * len(numbers)
+        micro_batches = p, 2 * p, 4 * p, 8 * p
+        hide = None if rank == 0 else True  # None: shown only on a terminal
+        runs = len(SCHEDULES) * len(micro_batches)
         bar = tqdm(total=runs, desc="runs", leave=False, disable=hide)
         for name, v in SCHEDULES.items():
             cells = []
-            for m in numbers:
+            for m in micro_batches:
                 own = [f"--schedule={name}", f"--micro-batches={m}", "--epochs=1"]
-                measured = waiting(options + own, device)
+                measured = measure_waiting(options + own, device)
                 cells.append(
                     f"m = {m}: {measured:.2f} ({(p - 1) / (v * m + p - 1):.2f})"
                 )

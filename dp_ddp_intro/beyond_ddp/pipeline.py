@@ -4,7 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch jobscript_ddp.sh beyond_ddp/pipeline.py  # PP: pipeline parallelism
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist  # PP: communication between processes
-from torch.distributed.pipelining import PipelineStage  # PP: some layers of a model
+from torch.distributed.pipelining import PipelineStage  # PP: a part of the model
 from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
@@ -24,68 +24,77 @@ from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
 from model import Transformer
-from schedule import SCHEDULES, make_schedule, stage_numbers  # PP: who does what
+from schedule import SCHEDULES, assign_stages, make_schedule  # PP: who does what
 
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
     for tokens, targets in batches:
-        loss = []  # PP: of each micro-batch, where the last stage is
+        loss = []  # PP: one per micro-batch, on the GPU of the last stage
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
-        logits = model(tokens, target=targets, losses=loss)  # PP: all, also backward
-        if loss:  # PP: else another GPU has it
+        logits = model(tokens, target=targets, losses=loss)  # PP: all passes
+        if loss:  # PP: this GPU has the last stage
             sums += batch_sums(sum(loss) / len(loss), logits.argmax(1) == targets)
-        # PP: loss.backward() is left out: the schedule did it
+        # PP: loss.backward() is not needed, as the schedule has called it
         optimizer.step()
         optimizer.zero_grad()
-    dist.all_reduce(sums)  # PP: the last stage tells all
+    dist.all_reduce(sums)  # PP: zeros but from the last stage
     return to_metrics(sums)
 
 
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--schedule", choices=SCHEDULES, default="1F1B", help="plan")  # PP: one of 3
-    add("--micro-batches", type=at_least(1), default=4, help="m")  # PP: m of a batch
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    # PP: the schedule and m decide how long GPUs wait, and how much they hold
+    add("--schedule", choices=SCHEDULES, default="1F1B", help="pipeline schedule")
+    add("--micro-batches", type=at_least(1), default=4, help="pieces of each batch")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # PP: torchrun numbers the processes
 
     device = get_device(local_rank)  # PP: local_rank picks the GPU of this node
     dist.init_process_group()  # PP: NCCL or RCCL on GPUs, Gloo on CPUs
-    ours, n = stage_numbers(args, rank, world_size)  # PP: which stages are our own
+    my_stages, num_stages = assign_stages(args, rank, world_size)  # PP: indices
     torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
-    model = Transformer(*size, verbose=args.verbose)  # PP: never all on one GPU
+    model = Transformer(*size, verbose=args.verbose)  # PP: on the CPU, still whole
     log = RunLog(args, device, unit="tokens")
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    model = model.stages(ours, n).to(device)  # PP: keeps the layers of our stages
-    stages = [PipelineStage(model[k], i, n, device) for k, i in enumerate(ours)]
-    schedule = make_schedule(stages, cross_entropy, args)  # PP: and when what runs
+    model = model.stages(my_stages, num_stages).to(device)  # PP: drops the others
+    stages = [
+        PipelineStage(module, i, num_stages, device)
+        for i, module in zip(my_stages, model, strict=True)
+    ]
+    schedule = make_schedule(stages, cross_entropy, args)  # PP: orders the passes
 
     sampler = RandomSampler(train_set)
-    batch_size = args.batch_size * world_size  # PP: all work on the same batch
+    batch_size = args.batch_size * world_size  # PP: all GPUs share one batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
-        trained = train(schedule.step, batches, optimizer, device)  # PP: all at once
+        trained = train(schedule.step, batches, optimizer, device)  # PP: not model()
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs

@@ -1,4 +1,4 @@
-"""Which stages of a pipeline a GPU has, and in which order it works on them."""
+"""Pipeline stages of each GPU, and pipeline schedules."""
 
 from functools import partial
 
@@ -6,55 +6,56 @@ from torch.distributed.pipelining import schedules
 
 from common.cli import UserError
 
-SCHEDULES = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}  # stages of each GPU
+SCHEDULES = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}  # stages per GPU
 
 
-def stage_numbers(args, rank, gpus):
-    """Return the numbers of the stages of this rank, and how many there are in all.
+def assign_stages(args, rank, gpus):
+    """Return the indices of this rank's stages, and the number of all stages.
 
-    args: the options of pipeline.py. With two stages each, the data goes round all
-    GPUs twice. Raises UserError if there are more stages than layers, if a batch or
-    the data cannot be cut evenly (a pipeline is built for pieces of one size only),
-    if there are too few pieces for 1F1B, or if interleaving cannot deal them out to
-    the GPUs in turns.
+    args: the options of pipeline.py. With two stages per GPU, the data passes
+    through all GPUs twice. Raises UserError if there are more stages than layers, if
+    batch or data set cannot be split evenly (a pipeline takes micro-batches of one
+    size), or if the schedule does not work with this number of micro-batches.
     """
-    count, pieces = gpus * SCHEDULES[args.schedule], args.micro_batches
+    num_stages, m = gpus * SCHEDULES[args.schedule], args.micro_batches
     batch, sequences = args.batch_size * gpus, args.sequences
-    if args.layers < count:
-        raise UserError(f"{count} stages need as many layers: use --layers {count}")
-    if batch % pieces:
+    if args.layers < num_stages:
         raise UserError(
-            f"a batch of {batch} cannot be cut into {pieces} micro-batches: use "
-            f"--batch-size {pieces}"
+            f"{num_stages} stages need as many layers; use --layers {num_stages}"
+        )
+    if batch % m:
+        raise UserError(
+            f"a batch of {batch} cannot be split into {m} micro-batches; use "
+            f"--batch-size {m}"
         )
     if sequences % batch:
         raise UserError(
-            f"the last batch would have {sequences % batch} sequences, not {batch}: "
+            f"the last batch would have {sequences % batch} sequences, not {batch}; "
             f"use --sequences {batch * -(-sequences // batch)}"
         )
-    if args.schedule == "1F1B" and pieces < gpus:
+    if args.schedule == "1F1B" and m < gpus:
         raise UserError(
-            f"1F1B needs a micro-batch for each of {gpus} stages: use "
+            f"1F1B needs a micro-batch for each of {gpus} stages; use "
             f"--micro-batches {gpus}, or --schedule GPipe"
         )
-    if count > gpus and pieces % gpus:
+    if num_stages > gpus and m % gpus:
         raise UserError(
-            f"{args.schedule} deals out micro-batches to {gpus} GPUs in turns: use "
-            f"--micro-batches {gpus * -(-pieces // gpus)}"
+            f"{args.schedule} needs a multiple of {gpus} micro-batches on {gpus} "
+            f"GPUs; use --micro-batches {gpus * -(-m // gpus)}"
         )
-    return range(rank, count, gpus), count
+    return range(rank, num_stages, gpus), num_stages
 
 
 def make_schedule(stages, loss_fn, args):
-    """Return a schedule of torch.distributed.pipelining, whose step() does a batch.
+    """Return a torch.distributed.pipelining schedule; its step() trains on a batch.
 
-    stages: this rank's PipelineStages; loss_fn: of the last one's output and its
-    targets, a mean. So the batch's loss is the mean of its micro-batches'.
+    stages: this rank's PipelineStages; loss_fn: the mean loss of the last stage's
+    output and its targets. The loss of a batch is the mean over its micro-batches.
     """
-    kind = schedules.get_schedule_class(args.schedule)
+    schedule_class = schedules.get_schedule_class(args.schedule)
     work = stages if SCHEDULES[args.schedule] > 1 else stages[0]
-    schedule = kind(work, args.micro_batches, loss_fn=loss_fn)
-    if not stages[0].is_first:  # PyTorch 2.8 refuses tokens that it has no use for
+    schedule = schedule_class(work, args.micro_batches, loss_fn=loss_fn)
+    if not stages[0].is_first:  # PyTorch 2.8 refuses inputs that a stage cannot use
         schedule.step = partial(without_tokens, schedule.step)
     return schedule
 

@@ -4,7 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch jobscript_ddp.sh beyond_ddp/tensor_parallel.py  # TP: tensor parallelism
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
@@ -13,11 +13,11 @@ import time
 
 import torch
 import torch.distributed as dist  # TP: communication between processes
-from torch.distributed.tensor import parallel as tp  # TP: to split layers
+from torch.distributed.tensor import parallel as tp  # TP: splits layers
 from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
-from common.cli import OptionParser, UserError, at_least  # TP: for one line
+from common.cli import OptionParser, UserError, at_least  # TP: checks --heads
 from common.data import make_loader
 from common.device import get_device, get_ranks  # TP: its ranks
 from common.log import RunLog
@@ -44,21 +44,26 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # TP: torchrun numbers the processes
-    if args.heads % world_size:  # TP: a head stays in one piece
-        line = f"{args.heads} heads, but {world_size} GPUs"  # TP: what is wrong
-        raise UserError(f"{line}: use --heads {world_size}")  # TP: or twice as many
+    if args.heads % world_size:  # TP: heads must stay whole
+        line = f"{args.heads} heads cannot be split over {world_size} GPUs"
+        raise UserError(f"{line}; use --heads {world_size}")
 
     device = get_device(local_rank)  # TP: local_rank picks the GPU of this node
     dist.init_process_group()  # TP: NCCL or RCCL on GPUs, Gloo on CPUs
@@ -66,20 +71,20 @@ def main():
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
-    model = Transformer(*size, verbose=args.verbose)  # TP: never all on one GPU
+    model = Transformer(*size, verbose=args.verbose)  # TP: on the CPU, still whole
     log = RunLog(args, device, unit="tokens")
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    mesh = dist.init_device_mesh(device.type, (world_size,))  # TP: share each block
-    col, row = tp.ColwiseParallel(), tp.RowwiseParallel()  # TP: two ways to cut
+    mesh = dist.init_device_mesh(device.type, (world_size,))  # TP: all GPUs
+    col, row = tp.ColwiseParallel(), tp.RowwiseParallel()
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
-        tp.parallelize_module(block, mesh, plan)  # TP: two all-reduces each way
-    model.to(device)  # TP: the rest, which all have whole
-    weights = model.parameters()  # TP: some are cut, and some are whole
+        tp.parallelize_module(block, mesh, plan)  # TP: adds the all-reduces
+    model.to(device)  # TP: the rest, whole on each GPU
+    weights = model.parameters()  # TP: DTensors and plain tensors
 
     sampler = RandomSampler(train_set)
-    batch_size = args.batch_size * world_size  # TP: all work on the same batch
+    batch_size = args.batch_size * world_size  # TP: all GPUs share one batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(weights, args.lr, foreach=False)  # TP: one by one
     start = time.perf_counter()

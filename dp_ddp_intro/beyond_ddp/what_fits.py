@@ -1,19 +1,20 @@
-"""What fits with what: GB of each GPU's memory, calculated for known models.
+"""Calculate GB per GPU for known models under DDP, ZeRO-1, FSDP, HSDP, TP, pipeline.
 
     cd dp_ddp_intro
     python beyond_ddp/what_fits.py
     python beyond_ddp/what_fits.py --model 8b --gpus 8
     python beyond_ddp/what_fits.py --model 1b --gpus 4 --memory 24 --length 2048
 
-Nothing is measured; formulas.py has the formulas and their sources. A step is one
-sequence per GPU (--batch-size). A group of 8 GPUs that works on a sequence together,
-by TP or as a pipeline, takes 8 of them, one after another: each way does the same
-work in a step. All that a GPU needs is added up, though some of it comes and goes.
+Nothing is measured; formulas.py has the formulas and their sources. A step processes
+one sequence per GPU (--batch-size). 8 GPUs that share a sequence, by TP or as a
+pipeline, process 8 sequences one after another, so that a step is the same work for
+each strategy. The total is an upper limit: not all parts exist at the same time.
 
-With 16 bits weights, gradients and Adam's state still have 32. Activations have 16,
-and what FSDP gathers, as by its MixedPrecisionPolicy; other ways have 16-bit copies
-of weights, as autocast makes them. Gradients travel in 32 bits, as by default from
-PyTorch 2.15 on. DDP has gradient_as_bucket_view=True: 4 bytes a parameter less.
+With --bits 16, weights, gradients and Adam's state still have 32 bits. Activations
+have 16, and the weights that FSDP gathers, as with its MixedPrecisionPolicy; other
+strategies have 16-bit copies of the weights, as autocast makes them. Gradients are
+sent in 32 bits, the default from PyTorch 2.15 on. DDP has
+gradient_as_bucket_view=True, which saves 4 bytes per parameter.
 """
 
 import signal
@@ -21,11 +22,11 @@ from math import ceil
 
 import formulas
 from common.cli import OptionParser, UserError, at_least
-from formulas import Shape, count
+from formulas import Shape, total_parameters
 
-# GPT-2 as in model.py. The others by their config.json, where the numbers are called
-# num_hidden_layers, hidden_size, num_attention_heads, num_key_value_heads,
-# intermediate_size and vocab_size; Llama 3 was trained with 8192 tokens.
+# GPT-2 as in model.py, the others by their config.json: num_hidden_layers,
+# hidden_size, num_attention_heads, num_key_value_heads, intermediate_size,
+# vocab_size. Llama 3 was trained with 8192 tokens.
 # https://huggingface.co/meta-llama: Meta-Llama-3-8B, Meta-Llama-3-70B, Llama-3.2-1B
 MODELS = {
     "gpt2": ("GPT-2", Shape(12, 768, 12, 12, 3072, 256, 256, llama=False)),
@@ -33,147 +34,160 @@ MODELS = {
     "8b": ("Llama-3-8B", Shape(32, 4096, 32, 8, 14336, 128256, 8192)),
     "70b": ("Llama-3-70B", Shape(80, 8192, 64, 8, 28672, 128256, 8192)),
 }
-ROOM = 0.9  # of the memory; assumed: CUDA, NCCL and gaps take the rest
-# An H100's data sheet: FLOP/s in 16 bits and in TF32, without sparsity; bytes/s one
-# way by NVLink 4, and by a port of NDR InfiniBand (400 Gb/s) for each GPU.
+USABLE = 0.9  # of the memory; assumed: CUDA, NCCL and fragmentation take the rest
+# H100, by its data sheet: FLOP/s in 16 bits and in TF32, without sparsity; bytes/s
+# one way over NVLink 4, and over one NDR InfiniBand port (400 Gb/s) per GPU.
 PEAK, NVLINK, NDR = {16: 989e12, 32: 494e12}, 450e9, 50e9
-SHOWN = "gpt2", "8b", "70b"  # in the table of all
+DEFAULT_MODELS = "gpt2", "8b", "70b"
 PARTS = "weights", "gradients", "Adam", "copies", "logits"
+TOTALS = " stored   recomputed  sent"
 
 
-def row(shape, way, ranks, group, args, last=False):
-    """Return {part: bytes} of a GPU (of a pipeline's first or last), or None."""
-    embedding, block, head = formulas.parameters(shape)
-    total, root, cut = count(shape), embedding + head, group if "TP" in way else 1
-    stage, first = shape.layers, way == "pipeline" and not last
-    few = way == "pipeline" and not 1 < group <= shape.layers
-    if few or shape.heads % cut or shape.kv_heads % cut:
-        return None  # each GPU of TP has whole heads
-    if way == "pipeline":
+def calculate_bytes(shape, strategy, ranks, group, args, last=False):
+    """Return {part: bytes} per GPU, or None if the model cannot be split like this.
+
+    last: of a pipeline's last stage, not of its first.
+    """
+    embedding, block, head = formulas.count_parameters(shape)
+    total, root = total_parameters(shape), embedding + head
+    is_pipeline, tp_size = strategy == "pipeline", group if "TP" in strategy else 1
+    stage, first = shape.layers, is_pipeline and not last
+    if is_pipeline and not 1 < group <= shape.layers:
+        return None
+    if shape.heads % tp_size or shape.kv_heads % tp_size:
+        return None  # TP does not split a head
+    if is_pipeline:
         stage = ceil(shape.layers / group)
         end = embedding if first else head + shape.tied * embedding
-        total = group * (stage * block + end)  # as if all had as much as this one
+        total = group * (stage * block + end)  # as if all stages were like this one
     size, tokens = args.bits // 8, args.batch_size * shape.length
-    state = formulas.state_bytes(total, way, ranks, group)
-    found = dict(zip(PARTS, state, strict=False))
-    found["copies"] = state[0] / 2 * (size == 2)
-    if "FSDP" in way or way == "HSDP":
-        # Weights of root, block at work, next block; gradients of root and block.
-        found["copies"] = size * (2 * root + 3 * block) / cut
-    logits = formulas.logits_bytes(tokens, shape.vocabulary, size) / cut
-    sequence, passed = args.sequence_parallel, size * tokens * shape.width
-    one = formulas.block_activations(shape, tokens, size, cut, sequence)
-    held = passed / (cut if sequence else 1)  # from block to block
-    # A pipeline's first stage works ahead, on as many sequences as there are stages.
+    state = formulas.state_bytes(total, strategy, ranks, group)
+    parts = dict(zip(PARTS, state, strict=False))
+    parts["copies"] = state[0] / 2 * (size == 2)
+    if "FSDP" in strategy or strategy == "HSDP":
+        # Weights of root, current and next block; gradients of root and block.
+        parts["copies"] = size * (2 * root + 3 * block) / tp_size
+    logits = formulas.logits_bytes(tokens, shape.vocabulary, size) / tp_size
+    sequence, output = args.sequence_parallel, size * tokens * shape.width
+    saved = formulas.block_activations(shape, tokens, size, tp_size, sequence)
+    inputs = output / (tp_size if sequence else 1)  # of a block
+    # A pipeline's first stage holds as many sequences as there are stages.
     blocks = stage * (group if first else 1)
-    found["kept"] = blocks * one + 2 * held  # 2: what the last norm keeps
-    found["again"] = blocks * held + one + 2 * held
-    sent = formulas.sent_bytes(total, way, ranks, group, size, 4, root)
-    sent *= group if way == "FSDP + TP" else 1  # gathered for each sequence
-    sent += formulas.sent_activations(group * passed, shape.layers, way, group)
-    return found | {"logits": logits * (not first), "sent": sent}
+    parts["activations"] = blocks * saved + 2 * inputs  # 2: saved by the last norm
+    parts["recomputed"] = blocks * inputs + saved + 2 * inputs
+    sent = formulas.sent_bytes(total, strategy, ranks, group, size, 4, root)
+    sent *= group if strategy == "FSDP + TP" else 1  # gathered for each sequence
+    sent += formulas.sent_activations(group * output, shape.layers, strategy, group)
+    return parts | {"logits": logits * (not first), "sent": sent}
 
 
-def rows(shape, ranks, args):
-    """Return {what a row is called: row()} for each way on so many GPUs."""
-    case = ranks, min(ranks, args.node), args
-    found = {way: row(shape, way, *case) for way in formulas.WAYS}
-    last = row(shape, "pipeline", *case, last=True)
-    return found | {"pipeline, first": found.pop("pipeline"), "pipeline, last": last}
+def calculate_rows(shape, ranks, args):
+    """Return {name of a row: calculate_bytes()} of all strategies."""
+    case = ranks, min(ranks, args.gpus_per_node), args
+    rows = {
+        name: calculate_bytes(shape, name, *case) for name in formulas.STRATEGIES
+    }
+    last = calculate_bytes(shape, "pipeline", *case, last=True)
+    return rows | {"pipeline, first": rows.pop("pipeline"), "pipeline, last": last}
 
 
-def number(amount):
+def format_gb(amount):
     gb = amount / 1e9
     return f"{gb:.{2 if gb < 9.995 else 1 if gb < 99.95 else 0}f}"
 
 
-def sums(found, args):
-    """Return cells: what a GPU needs in both cases, if it fits; what it sends."""
-    if not found:
+def format_totals(parts, args):
+    """Return the cells of TOTALS, with "fits" beside a total that does."""
+    if not parts:
         return f"{'-':>5}{'-':>10}{'-':>11}"
     text = ""
-    for kind in ("kept", "again"):
-        total = found[kind] + sum(found[part] for part in PARTS)
-        fits = total <= ROOM * args.memory * 1e9
-        text += f"{number(total):>5} {'fits' * fits:4}"
-    return f"{text}{number(found['sent']):>6}"
+    for kind in ("activations", "recomputed"):
+        total = parts[kind] + sum(parts[part] for part in PARTS)
+        fits = total <= USABLE * args.memory * 1e9
+        text += f"{format_gb(total):>5} {'fits' * fits:4}"
+    return f"{text}{format_gb(parts['sent']):>6}"
 
 
-def overview(names, args):
-    """Print for each model and way a row, with columns for each number of GPUs."""
+def print_overview(names, args):
+    """Print a row per model and strategy, with columns for each number of GPUs."""
     print(" " * 15 + "".join(f"{f'{n} GPUs':^26}" for n in args.gpus).rstrip())
-    print(" " * 15 + f"{'kept':>5}{'again':>10}{'sent':>11}" * len(args.gpus))
+    print(" " * 15 + TOTALS * len(args.gpus))
     for name, shape in names:
-        print(f"\n{name}: {count(shape):,} parameters, {shape.length} tokens")
-        columns = [rows(shape, ranks, args) for ranks in args.gpus]
-        for way in columns[0]:
-            line = "".join(sums(column[way], args) for column in columns)
-            print(f"{way:15}{line}")
+        total = total_parameters(shape)
+        print(f"\n{name}: {total:,} parameters, {shape.length} tokens")
+        columns = [calculate_rows(shape, ranks, args) for ranks in args.gpus]
+        for row in columns[0]:
+            line = "".join(format_totals(column[row], args) for column in columns)
+            print(f"{row:15}{line}")
 
 
-def details(name, shape, args):
-    """Print what is in a GPU's memory, a row for each way."""
-    parts = *PARTS, "kept", "again"
+def print_details(name, shape, args):
+    """Print the parts of a GPU's memory and their total, a row per strategy."""
+    names = *PARTS, "activations", "recomputed"
     for ranks in args.gpus:
-        head = " ".join(parts) + "     kept     again       sent"
-        print(f"{name}, {shape.length} tokens, GPUs: {ranks}\n{'':15} {head}")
-        for way, found in rows(shape, ranks, args).items():
-            line = [(number(found[p]) if found else "-", len(p) + 1) for p in parts]
-            line = "".join(f"{cell:>{width}}" for cell, width in line)
-            print(f"{way:15}{line}    {sums(found, args)}")
+        print(f"{name}, {shape.length} tokens, GPUs: {ranks}")
+        print(f"{'':15} {' '.join(names)}  |{TOTALS}")
+        for row, parts in calculate_rows(shape, ranks, args).items():
+            cells = [(format_gb(parts[p]) if parts else "-", len(p)) for p in names]
+            line = "".join(f" {cell:>{width}}" for cell, width in cells)
+            print(f"{row:15}{line}    {format_totals(parts, args)}")
         print()
 
 
-def one_block(shape, args):
-    """Print how long the messages of a block take, and how long its arithmetic."""
+def print_block_times(shape, args):
+    """Print the time for a block's messages and for its arithmetic."""
     tokens, size, n = args.batch_size * shape.length, args.bits // 8, max(args.gpus)
-    block, group = formulas.parameters(shape)[1], min(args.node, n)
-    # Forward: 2 for each weight; 4 for each number of the width and each token that
-    # is looked at, length / 2 on average. The backward pass: twice that.
+    block, group = formulas.count_parameters(shape)[1], min(args.gpus_per_node, n)
+    # Forward: 2 per weight and token, and 4 per number of the width for each token
+    # attended to, length / 2 on average. Backward: twice that.
     work = 2 * tokens * (block + shape.length * shape.width) / PEAK[args.bits]
     reduced = formulas.sent_activations(size * tokens * shape.width, 1, "TP", group)
-    weights = formulas.share(n) * size * block
+    weights = formulas.ring_share(n) * size * block
     lines = [
         ("DDP, backward", formulas.sent_bytes(block, "DDP", n), 2 * work),
         ("FSDP, forward", weights, work),
-        ("FSDP, backward", weights + formulas.share(n) * 4 * block, 2 * work),
+        ("FSDP, backward", weights + formulas.ring_share(n) * 4 * block, 2 * work),
         (f"TP {group}, both passes", reduced, 3 * work / group),
     ]
     print(f"One block, {tokens} tokens, GPUs: {n}. GB sent; ms at an H100's peak")
     for what, sent, seconds in lines[: 3 if shape.heads % group else 4]:
         times = [f"{1e3 * t:.2f}" for t in (sent / NVLINK, sent / NDR, seconds)]
         text = "{}: {} by NVLink, {} by NDR; arithmetic {}"
-        print(f"{what:17}", text.format(number(sent), *times))
+        print(f"{what:17}", text.format(format_gb(sent), *times))
 
 
 def main():
     parser = OptionParser(__doc__)
-    add, some = parser.add_argument, at_least(1)
-    add("--model", choices=MODELS, default=None, help="one; default: all but 1b")
-    add("--gpus", type=some, nargs="+", default=[8, 64, 512], help="how many")
-    add("--node", type=some, default=8, help="GPUs of a node, which are a group")
-    add("--memory", type=at_least(0.0), default=80, help="of a GPU, in GB")
-    add("--length", type=some, default=None, help="tokens; default: the model's")
-    add("--batch-size", type=some, default=1, help="sequences per GPU")
-    add("--bits", type=int, choices=(16, 32), default=16, help="of activations")
-    add("--sequence-parallel", action="store_true", help="TP cuts the norms, too")
+    add, positive = parser.add_argument, at_least(1)
+    add("--model", choices=MODELS, help="model (default: all but 1b)")
+    add("--gpus", type=positive, nargs="+", default=[8, 64, 512], help="GPUs in all")
+    add("--gpus-per-node", type=positive, default=8, help="GPUs per node (a group)")
+    add("--memory", type=at_least(0.0), default=80, help="GB of memory per GPU")
+    add("--length", type=positive, help="tokens per sequence (default: the model's)")
+    add("--batch-size", type=positive, default=1, help="sequences per GPU")
+    add("--bits", type=int, choices=(16, 32), default=16, help="bits per activation")
+    add("--sequence-parallel", action="store_true", help="TP that splits the norms")
     args = parser.parse_args()
     for n in args.gpus:
-        if n % min(n, args.node):
-            text = f"{n} GPUs are not whole nodes of {args.node}: use --gpus"
-            raise UserError(f"{text} {n - n % args.node}, or another --node")
-    names = [MODELS[m] for m in ([args.model] if args.model else SHOWN)]
+        if n % min(n, args.gpus_per_node):
+            full, node = n - n % args.gpus_per_node, args.gpus_per_node
+            raise UserError(
+                f"{n} GPUs do not fill nodes of {node}; use --gpus {full}, or "
+                "another --gpus-per-node"
+            )
+    names = [MODELS[m] for m in ([args.model] if args.model else DEFAULT_MODELS)]
     if args.length:
         names = [(name, shape._replace(length=args.length)) for name, shape in names]
-    print(f"Calculated: GB a GPU needs (fits: in {ROOM:.0%} of {args.memory:g})")
-    print("and sends in a step. Activations are kept, or computed again.\n")
+    print("Calculated: GB per GPU with all activations stored, or with activations")
+    limit = f"{USABLE:.0%} of {args.memory:g}"
+    print(f"recomputed (fits: within {limit}); GB sent per step.\n")
     if args.model:
-        details(*names[0], args)
-        one_block(names[0][1], args)
+        print_details(*names[0], args)
+        print_block_times(names[0][1], args)
     else:
-        overview(names, args)
+        print_overview(names, args)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it in silence
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback with `| head`
     main()

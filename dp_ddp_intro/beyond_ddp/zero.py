@@ -4,7 +4,7 @@
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
     sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
-    sbatch jobscript_ddp.sh beyond_ddp/fsdp.py   # and others, for large models
+    sbatch jobscript_ddp.sh beyond_ddp/zero.py  # ZERO: shards of Adam's state
 
 Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
 """
@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
-from torch.distributed.optim import ZeroRedundancyOptimizer  # ZERO: splits its state
+from torch.distributed.optim import ZeroRedundancyOptimizer  # ZERO: shards its state
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
@@ -45,16 +45,21 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
@@ -69,12 +74,12 @@ def main():
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: these, in this way
+    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: the class alone
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = ZeroRedundancyOptimizer(weights, adam, lr=args.lr)  # ZERO: 1/N a GPU
+    optimizer = ZeroRedundancyOptimizer(weights, adam, lr=args.lr)  # ZERO: 1/N each
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch

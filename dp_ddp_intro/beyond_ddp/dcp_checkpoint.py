@@ -1,4 +1,4 @@
-"""Checkpoints of a model whose parameters and optimizer state are in shards."""
+"""State, folders and one-line errors for torch.distributed.checkpoint (DCP)."""
 
 import pickle
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from common.cli import UserError
 
-METADATA = ".metadata"  # torch.distributed.checkpoint renames it to this at the end
-# What it is made of: metadata.py and filesystem.py of torch.distributed.checkpoint.
-KNOWN = {
+METADATA = ".metadata"  # DCP writes it under another name, and renames it at the end
+# What METADATA may contain; see metadata.py and filesystem.py of DCP.
+ALLOWED_NAMES = {
     *("Metadata", "MetadataIndex", "StorageMeta", "_StorageInfo", "PosixPath"),
     *("TensorStorageMetadata", "ChunkStorageMetadata", "BytesStorageMetadata"),
     *("TensorProperties", "_MEM_FORMAT_ENCODING", "_get_layout", "Size"),
@@ -22,21 +22,21 @@ KNOWN = {
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Reads METADATA alone: a pickle can name any function, to be called."""
+    """An Unpickler for METADATA only, as a pickle can call any function."""
 
     def find_class(self, module, name):
-        if module.split(".")[0] in ("torch", "pathlib") and name in KNOWN:
+        if module.split(".")[0] in ("torch", "pathlib") and name in ALLOWED_NAMES:
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):  # by Python 3.11.0 to 3.11.3
-            return EnumMeta.__getitem__  # for the members of enums, no more
+            return EnumMeta.__getitem__  # only for members of enums
         raise pickle.UnpicklingError(f"it would call {module}.{name}")
 
 
-class State:
-    """What torch.distributed.checkpoint saves and loads: it calls the two methods.
+class AppState:
+    """The state that DCP saves and loads through the two methods below.
 
-    state.epoch: how many are complete. state.folder: of this run, on all ranks that
-    of rank 0; all nodes must see it.
+    state.epoch: completed epochs. state.folder: the folder of rank 0's run, the same
+    on all ranks; all nodes must see it.
     """
 
     def __init__(self, model, optimizer, log):
@@ -46,7 +46,7 @@ class State:
         self.folder = folder[0]
 
     def state_dict(self):
-        """Return this rank's shards, by names that do not depend on the ranks."""
+        """Return this rank's shards; their names do not depend on the ranks."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "epoch": self.epoch}
 
@@ -58,56 +58,56 @@ class State:
 
 
 @contextmanager
-def writing(state, epoch):
-    """Give the folder for the state after this epoch; say so once it is whole.
+def new_checkpoint(state, epoch):
+    """Yield the folder for the checkpoint of this epoch.
 
-    Each epoch has its own: a run that is killed meanwhile leaves the one before it.
-    Raises UserError if it cannot be written.
+    Each epoch has its own folder, so a run that is killed while it saves leaves the
+    previous checkpoint intact. Raises UserError if saving fails.
     """
     state.epoch, folder = epoch, state.folder / f"epoch{epoch}"
     try:
         yield folder
     except CheckpointException as error:
-        why = reason(error)
+        why = first_reason(error)
         raise UserError(
-            f"cannot save {folder}: disk full? make room ({why})"
+            f"cannot save {folder} ({why}); free some space if the disk is full"
         ) from None
 
 
 @contextmanager
-def reading(folder, epochs, state):
-    """Give the folder of a checkpoint, if it is whole.
+def open_checkpoint(folder, epochs, state):
+    """Yield the folder of a complete checkpoint, as a Path.
 
-    Raises UserError if it is not, if it is of another model, or if it has so many
-    epochs already.
+    Raises UserError if the checkpoint is incomplete, is of another model, or has
+    this many epochs already.
     """
     folder = Path(folder)
     if not (folder / METADATA).is_file():
-        whole = Path("logs").glob(f"*/epoch*/{METADATA}")
-        newest = max(whole, key=lambda file: file.stat().st_mtime, default=None)
-        how = f"use --resume {newest.parent}" if newest else "leave out --resume"
-        raise UserError(f"no whole checkpoint in {folder}: {how}")
+        complete = Path("logs").glob(f"*/epoch*/{METADATA}")
+        newest = max(complete, key=lambda file: file.stat().st_mtime, default=None)
+        fix = f"use --resume {newest.parent}" if newest else "leave out --resume"
+        raise UserError(f"no complete checkpoint in {folder}; {fix}")
     try:
         with open(folder / METADATA, "rb") as file:
-            MetadataUnpickler(file).load()  # before PyTorch does so without a check
+            MetadataUnpickler(file).load()  # before DCP does so without a check
     except Exception as error:
         raise UserError(
-            f"{folder / METADATA} is damaged ({error}): use another --resume"
+            f"{folder / METADATA} is damaged ({error}); use another --resume"
         ) from None
     try:
         yield folder
     except CheckpointException as error:
         raise UserError(
-            f"cannot load {folder} ({reason(error)}): use the options of its run "
-            "or, if it is damaged, another --resume"
+            f"cannot load {folder} ({first_reason(error)}); use the options of its "
+            "run or, if it is damaged, another --resume"
         ) from None
     if state.epoch >= epochs:
         raise UserError(
-            f"{folder} has {state.epoch} epochs: use --epochs {state.epoch + 1}"
+            f"{folder} has {state.epoch} epochs; use --epochs {state.epoch + 1}"
         )
 
 
-def reason(error):
-    """Return in one line what the first of the ranks says that failed."""
+def first_reason(error):
+    """Return the error of the first rank that failed, in one line."""
     first = next(iter(error.failures.values()))
     return str(first[0]).splitlines()[0].partition(". ")[0]
