@@ -8,13 +8,17 @@
 Nothing is measured; formulas.py has the formulas and their sources. A step processes
 one sequence per GPU (--batch-size). 8 GPUs that share a sequence, by TP or as a
 pipeline, process 8 sequences one after another, so that a step is the same work for
-each strategy. The total is an upper limit: not all parts exist at the same time.
+each strategy. All parts are added up, though not all exist at the same time.
 
 With --bits 16, weights, gradients and Adam's state still have 32 bits. Activations
 have 16, and the weights that FSDP gathers, as with its MixedPrecisionPolicy; other
 strategies have 16-bit copies of the weights, as autocast makes them. Gradients are
 sent in 32 bits, the default from PyTorch 2.15 on. DDP has
 gradient_as_bucket_view=True, which saves 4 bytes per parameter.
+
+Not included: CUDA, NCCL, fragmentation, and the 32-bit gradients of one block (or of
+the head) while FSDP reduces them, up to 5 GB for 8b and 12 GB for 70b. "fits"
+therefore means within 90 % of the memory.
 """
 
 import signal
