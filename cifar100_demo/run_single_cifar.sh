@@ -9,7 +9,7 @@
 #     sbatch run_single_cifar.sh [OPTIONS]
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 
 "${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # until this job ends

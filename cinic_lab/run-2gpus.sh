@@ -9,7 +9,7 @@
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 
 if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs

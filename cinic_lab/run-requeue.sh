@@ -10,7 +10,7 @@
 #     sbatch run-requeue.sh cinic_requeue.py [OPTIONS]      (or bash, and kill -USR1)
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 export STOP_FILE=logs/stop-${SLURM_JOB_ID:-$$}-${SLURM_RESTART_COUNT:-0}
 trap 'mkdir -p logs && touch "$STOP_FILE"' USR1 # the ranks check for it after each epoch
 source common/env.sh

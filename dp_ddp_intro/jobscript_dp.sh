@@ -9,7 +9,7 @@
 #     sbatch jobscript_dp.sh dp.py [OPTIONS]
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 pick_gpus "1-${GPUS:-2}"
 exec "${PYTHON[@]}" "${1:?no script: run sbatch jobscript_dp.sh SCRIPT.py}" "${@:2}"

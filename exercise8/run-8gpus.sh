@@ -9,7 +9,7 @@
 #     sbatch run-8gpus.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 set_gpus 8
 exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" "$@"

@@ -12,7 +12,7 @@
 #     sbatch slurm_ddp_2nodes.sh [OPTIONS]
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}"
 set -- mnist_ddp.py --epochs=5 --batch-size=128 "$@"

@@ -12,7 +12,7 @@
 #     sbatch slurm_multigpu.sh [OPTIONS]
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 pick_gpus "1-${GPUS:-2}"
 echo "Running on host $(hostname)"

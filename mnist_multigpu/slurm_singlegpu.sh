@@ -12,7 +12,7 @@
 #     sbatch slurm_singlegpu.sh [OPTIONS]
 
 set -euo pipefail
-[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job is where it was submitted
+[[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 echo "Running on host $(hostname)"
 exec "${PYTHON[@]}" mnist_singlegpu.py --epochs=5 --batch-size=128 "$@"
