@@ -1,12 +1,11 @@
-"""Measures the training scripts against their ceilings, and against naive versions.
+"""Measurements of the training scripts against ceilings and naive versions.
 
     make bench
     DATADIR=/path/to/data make bench BENCH="--only exercise8 --only cinic_lab"
     cd exercise8 && sbatch --gpus-per-node=2 run.sh ../bench/bench.py
 
-Prints each row when it is measured, and keeps it in results/, with what check.py
-says of the machine. Without data in DATADIR it draws synthetic data, and the rows
-say so.
+Prints and saves each row in results/ as soon as it is measured, with the results of
+check.py. Without data in DATADIR it makes synthetic data, and the rows say so.
 """
 
 import json
@@ -30,7 +29,7 @@ from common.prepare import find_image_root
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
 TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
-# The image files that the naive version of an exercise reads, besides its own data.
+# The folder of image files that the naive version of an exercise reads.
 IMAGES = {
     "exercise8": ("dogs-vs-cats", "train", "cats"),
     "cinic_lab": ("CINIC", "train", "airplane"),
@@ -38,8 +37,8 @@ IMAGES = {
 
 
 def processor():
-    """Return the name of the GPU, or else of the CPU and what it can do."""
-    if count_gpus():  # asked without taking memory of it: this process only starts
+    """Return the name of the GPU, or of the CPU and its instruction set."""
+    if count_gpus():  # without allocating its memory: others compute
         kind = torch.accelerator.current_accelerator()
         return torch.get_device_module(kind).get_device_name(0)
     names = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
@@ -47,7 +46,7 @@ def processor():
 
 
 def data_for(exercise):
-    """Return the DATADIR to use, and whether it is synthetic; draw it if need be."""
+    """Return the DATADIR to use, and whether its data are synthetic; make these."""
     root = data_root()
     lacking = [what for what in REQUIRED_FILES[exercise] if not any(root.glob(what))]
     if exercise in IMAGES:
@@ -60,8 +59,8 @@ def data_for(exercise):
         ) and root.resolve() == SYNTHETIC_DIR.resolve()
     why = f"no {', '.join(lacking)} in {root}"
     print(f"{exercise} on synthetic data: {why}", flush=True)
-    draw = [sys.executable, "sample_data.py"]
-    subprocess.run(draw, cwd=REPOSITORY / exercise, check=True)
+    make = [sys.executable, "sample_data.py"]
+    subprocess.run(make, cwd=REPOSITORY / exercise, check=True)
     return SYNTHETIC_DIR, True
 
 
@@ -70,7 +69,7 @@ def result_file():
     return RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
 
 
-def rows_of(exercise, root, synthetic, *, repeats, seconds):
+def measure_rows(exercise, root, synthetic, *, repeats, seconds):
     """Yield the rows of an exercise as they are measured; raise if that fails."""
     command = [f"{exercise}.py", str(repeats), str(seconds)]
     launches = [[sys.executable, *command]]
@@ -90,9 +89,9 @@ def rows_of(exercise, root, synthetic, *, repeats, seconds):
             raise subprocess.CalledProcessError(job.returncode, launch)
 
 
-def checked():
-    """Return what check.py finds out of the machine's GPUs, or of two CPU cores."""
-    print("Checking the machine by check.py: up to two minutes\n", flush=True)
+def run_check():
+    """Return check.py's results on the machine's GPUs, or on two CPU cores."""
+    print("Checking the machine with check.py: up to two minutes\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "check.json")
         processes = f"--nproc-per-node={count_gpus() or 2}"
@@ -100,7 +99,7 @@ def checked():
         subprocess.run(command, cwd=BENCH)
         found = json.loads(file.read_text()) if file.exists() else {}
         if not found.get("finished"):
-            sys.exit("Error: check.py did not finish; it says why above")
+            sys.exit("Error: check.py did not finish; see its output above")
         for row in found["data"]:  # the file is published: no paths of this machine
             del row["datadir"], row["file"]
         return found
@@ -117,19 +116,16 @@ def write(results, file):
 
 
 def minutes_of(name, results, others):
-    """Return how long an exercise took on this processor, or else at most on others.
-
-    That is None if nobody knows.
-    """
+    """Return the minutes an exercise took here, or at most on others, or None."""
     known = [r["exercises"].get(name, {}).get("minutes") for r in (results, *others)]
     return known[0] or max(filter(None, known), default=None)
 
 
 def main():
     parser = OptionParser(__doc__)
-    add, text = parser.add_argument, "default: all; may be given several times"
-    add("--repeats", type=at_least(1), default=5, help="in turns")
-    add("--seconds", type=float, default=2.0, help="of each repeat, about")
+    add, text = parser.add_argument, "exercise to measure, repeatable (default: all)"
+    add("--repeats", type=at_least(1), default=5, help="repeats of each case")
+    add("--seconds", type=float, default=2.0, help="seconds per repeat, roughly")
     add(
         "--only",
         action="append",
@@ -140,7 +136,7 @@ def main():
     args = parser.parse_args()
     file, names = result_file(), args.only or list(REQUIRED_FILES)
     results = load(file)
-    results["check"] = checked()
+    results["check"] = run_check()
     data = {name: data_for(name) for name in names}
     others = [load(other) for other in RESULTS.glob("*.json")]
     minutes = [minutes_of(name, results, others) for name in names]
@@ -153,12 +149,12 @@ def main():
         measured = {"torch": torch.__version__, "repeats": args.repeats}
         measured["rows"] = rows
         try:
-            for row in rows_of(
+            for row in measure_rows(
                 name, root, synthetic, repeats=args.repeats, seconds=args.seconds
             ):
                 rows.append(row)
                 print(format_row(row), flush=True)
-                # Until all rows are there: how long it took the last time.
+                # Until it is complete, keep the minutes of the last run.
                 results["exercises"][name] = before | measured | {"complete": False}
                 write(results, file)
         except subprocess.CalledProcessError:
@@ -170,7 +166,7 @@ def main():
         write(results, file)
     print(f"\nSaved {file}")
     if failed:
-        sys.exit(f"Error: {', '.join(failed)} failed, see above; the rest is saved")
+        sys.exit(f"Error: {', '.join(failed)} failed; see above (the rest is saved)")
 
 
 if __name__ == "__main__":

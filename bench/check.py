@@ -1,17 +1,17 @@
-"""Is it me or the machine? Checks a site. Every run script starts it:
+"""A check of the machine: GPUs, CPUs, network and data. Any run script starts it:
 
     cd exercise8
     sbatch run-2nodes.sh ../bench/check.py
     sbatch run-2gpus.sh ../bench/check.py
-    bash run-2gpus.sh ../bench/check.py      without Slurm; without GPUs: on 2 cores
-    bash run.sh ../bench/check.py            one process, which has none to talk to
+    bash run-2gpus.sh ../bench/check.py      without Slurm; without GPUs on 2 cores
+    bash run.sh ../bench/check.py            one process, without communication
 
-Prints what each process got, how fast they talk, what the devices reach, how fast
-DATADIR is read; and in the last line that all is well, or what is wrong and what to
-do. It takes less than two minutes. logs/check-JOB.json, or `--to FILE`, keeps all.
-Who does not answer within 60 seconds (`--wait 60`) is named.
+Prints the devices of each process, the speed of communication, of matrix products
+and of reading DATADIR. The last line says that all is well, or what is wrong and
+what to do. It takes less than two minutes. logs/check-JOB.json, or `--to FILE`, has
+all results. Ranks that do not answer within 60 seconds (`--wait 60`) are named.
 
-Exit status: 0; 1 if something is wrong; 2 if it had to stop.
+Exit status: 0; 1 if something is wrong; 2 if the check had to stop.
 """
 
 import json
@@ -38,7 +38,7 @@ from common.device import get_device, get_ranks
 
 MB = 2**20
 SIZES = 2**12, 2**16, MB, 16 * MB, 64 * MB, 256 * MB  # CPUs stop at 16 MB
-# What each exercise needs in DATADIR
+# The files that each exercise needs in DATADIR
 REQUIRED_FILES = {
     "exercise8": [f"dogs-vs-cats/{s}-*.pt" for s in ("train", "validation", "test")],
     "mnist_multigpu": ["MNIST/raw"],
@@ -47,23 +47,22 @@ REQUIRED_FILES = {
     "dp_ddp_intro": [],
 }
 NETWORK_HINT = (
-    "take the network that joins the nodes (`ip -brief address` lists all), `export "
-    "GLOO_SOCKET_IFNAME=` it, on GPUs NCCL_SOCKET_IFNAME, and have its ports open; "
-    "NCCL_DEBUG=INFO says more"
+    "find the interface between the nodes (`ip -brief address`), set "
+    "GLOO_SOCKET_IFNAME to it (on GPUs NCCL_SOCKET_IFNAME), and open its ports; "
+    "NCCL_DEBUG=INFO prints more"
 )
 
 
 class Job:
-    """The processes of this job, and what they find out: that is the JSON file.
+    """The processes of this job, and their results, which become the JSON file.
 
-    They meet at torchrun's store, which needs neither Gloo nor NCCL. So they can say
-    who is missing, and what is wrong, before these hang.
+    They meet at torchrun's store, which needs neither Gloo nor NCCL, and so can name
+    a missing rank, or a problem, before Gloo or NCCL would hang.
 
-    backend; nodes: names; finished: when, null until then
-    processes: of each rank describe_process(), matmul_tflops()
-    all_reduce, broadcast: over (a node or "all"), nodes, processes, bytes, seconds,
-        bus_gb_per_s, correct
-    data: of each node read_data(); problems, warnings: a line each
+    Keys of `found`: backend; nodes (names); finished (the time, or null);
+    processes (describe_process() and matmul_tflops() of each rank);
+    all_reduce, broadcast (over a node or "all", nodes, processes, bytes, seconds,
+    bus_gb_per_s, correct); data (read_data() of each node); problems, warnings
     """
 
     def __init__(self, file, wait):
@@ -79,20 +78,23 @@ class Job:
             self.rank, self.local_rank, self.size = get_ranks()
         watchdog.stop()  # deadline() is enough
         self.save()
-        self.print(describe_versions())  # says why, if get_device() finds no GPU
+        self.print(describe_versions())  # explains it if get_device() finds no GPU
         if self.size > 1:
             soon = timedelta(seconds=wait)
             store, *_ = next(dist.rendezvous("env://", timeout=soon))
             self.store = dist.PrefixStore("check", store)
         unknown = f"a node of {os.environ.get('SLURM_JOB_NODELIST', 'this job')}"
         self.nodes = [unknown] * self.size
-        self.nodes = self.gather("sign of life", node_name())
+        self.nodes = self.gather("answer", node_name())
         self.found["nodes"] = list(dict.fromkeys(self.nodes))
         self.device = get_device(self.local_rank)
         self.sizes = SIZES[:4] if self.device.type == "cpu" else SIZES
 
     def gather(self, what, value):
-        """Return what each rank gives, by rank. All wait here for each other."""
+        """Return the value of each rank, by rank, and wait for all of them.
+
+        what: names the value in the error if a rank does not answer.
+        """
         keys = [f"{what}/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], json.dumps(value))
         try:
@@ -101,33 +103,33 @@ class Job:
             there, lost = set(), []
             for rank, key in enumerate(keys):
                 if self.store.check([key]):
-                    there.add(json.loads(self.store.get(f"sign of life/{rank}")))
+                    there.add(json.loads(self.store.get(f"answer/{rank}")))
                 else:
                     lost.append(f"rank {rank} on {self.nodes[rank]}")
             self.give_up(
                 f"{', '.join(lost)}: no {what} within {self.wait} s; ranks on "
-                f"{', '.join(sorted(there))} answered. See what hangs there (`ssh "
-                "NODE top`), or do without that node (`sbatch --exclude=NODE`)"
+                f"{', '.join(sorted(there))} answered. Look for what hangs there "
+                "(`ssh NODE top`), or avoid that node (`sbatch --exclude=NODE`)"
             )
         return [json.loads(self.store.get(key)) for key in keys]
 
     @contextmanager
     def deadline(self, what):
-        """Give up if what is done inside fails, or hangs, as NCCL may for ever."""
-        late = f"{what}: no end after {self.wait} s; {NETWORK_HINT}"
+        """Give up if the block fails, or hangs, as NCCL may for ever."""
+        late = f"{what}: timed out after {self.wait} s; {NETWORK_HINT}"
         timer = threading.Timer(self.wait, self.give_up, [late])
         timer.start()
         try:
             yield
         except RuntimeError as error:
-            why = str(error).splitlines()[0].split("] ")[-1]  # not in which file
-            self.give_up(f"{what}: {node_name()} says {why}; {NETWORK_HINT}")
+            why = str(error).splitlines()[0].split("] ")[-1]  # without the file
+            self.give_up(f"{what}: {why} (on {node_name()}); {NETWORK_HINT}")
         finally:
             timer.cancel()
 
     def give_up(self, text):
-        """End this process, and so the job. Who says why first ends others."""
-        time.sleep(min(self.rank, 5))
+        """Print the error and end this process; torchrun then ends the job."""
+        time.sleep(min(self.rank, 5))  # only the first rank prints it
         self.problems.append(text)
         try:
             self.save()
@@ -144,7 +146,7 @@ class Job:
                 part.replace(self.file)
             except OSError as error:
                 text = f"cannot write {self.file}: {error.strerror}"
-                raise UserError(f"{text}; --to FILE says where") from None
+                raise UserError(f"{text}; add --to FILE") from None
 
     def print(self, text):
         if self.rank == 0:
@@ -156,7 +158,7 @@ def node_name():
 
 
 def find_in(file, pattern):
-    """Return what a pattern's group matches in a file of Linux, or None."""
+    """Return what a pattern's group matches in a file, or None."""
     try:
         found = re.search(pattern, Path(file).read_text())
     except OSError:
@@ -165,7 +167,7 @@ def find_in(file, pattern):
 
 
 def describe_versions():
-    """Return which PyTorch this is, for which GPUs, and which driver there is."""
+    """Return the versions of PyTorch, CUDA, ROCm, NCCL and the driver."""
     nccl = torch.cuda.nccl.version() if dist.is_nccl_available() else None
     driver = find_in("/proc/driver/nvidia/version", r"\s(\d+\.[\d.]+)\s")
     driver = driver or find_in("/sys/module/amdgpu/version", "(.*)")
@@ -174,7 +176,7 @@ def describe_versions():
 
 
 def describe_process(rank, device):
-    """Return what this process got; uuid tells a GPU from all others."""
+    """Return the device, GPUs, CPUs, threads and versions of this process."""
     name, uuid, seen = find_in("/proc/cpuinfo", "model name.*: (.*)"), None, []
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type != "cpu":
@@ -193,9 +195,9 @@ def describe_process(rank, device):
     return found
 
 
-def look_at_processes(job):
-    """Print what each process got, and find what is wrong with that."""
-    rows = job.gather("facts", describe_process(job.rank, job.device))
+def check_processes(job):
+    """Print the devices and CPUs of each process, and look for problems."""
+    rows = job.gather("description", describe_process(job.rank, job.device))
     job.found["processes"] = rows
     form = "Rank {rank} on {node}: {device}, {memory_gb} GB, UUID {uuid}, "
     form += "CPUs {cpus}, {threads} threads"
@@ -211,7 +213,7 @@ def look_at_processes(job):
 
 
 def check_gpu_sharing(job, node, rows):
-    """Find GPUs of a node that several processes have, or none, and too few CPUs."""
+    """Look for shared and unused GPUs of a node, and for too few CPUs."""
     gpus, cpus, seen = defaultdict(list), defaultdict(list), set()  # {GPU: rows}
     for row in rows:
         gpus[row["uuid"]].append(row)
@@ -220,55 +222,55 @@ def check_gpu_sharing(job, node, rows):
     for gpu in sorted(seen & gpus.keys()):
         if len(gpus[gpu]) > 1:
             ranks = ", ".join(str(row["rank"]) for row in gpus[gpu])
-            text = f"ranks {ranks} on {node} have one GPU, {gpu}: start one "
             job.problems.append(
-                f"{text}torchrun there, with `--nproc-per-node=` its GPUs"
+                f"ranks {ranks} on {node} share GPU {gpu}: start one torchrun "
+                "there, with `--nproc-per-node=` the number of its GPUs"
             )
     if unused := seen - gpus.keys():
-        text = f"nobody uses {len(unused)} of the {len(seen)} GPUs seen on {node}: "
-        job.warnings.append(f"{text}start a process for each, or ask for fewer")
+        text = f"{node} has {len(unused)} unused GPUs of {len(seen)}: "
+        job.warnings.append(f"{text}start a process for each, or request fewer")
     for cpu, sharing in cpus.items():
         threads = sum(row["threads"] for row in sharing)
         if threads > sharing[0]["cpu_count"]:
             job.warnings.append(
-                f"on {node} {len(sharing)} processes with {threads} threads fight "
-                f"over CPU {cpu}: ask for more (`--cpus-per-task`, and again for "
-                "srun), or `export OMP_NUM_THREADS=1`"
+                f"on {node} {len(sharing)} processes with {threads} threads compete "
+                f"for CPU {cpu}: request more (`--cpus-per-task`, also for srun) or "
+                "`export OMP_NUM_THREADS=1`"
             )
 
 
 def check_load(job, node, row):
-    """Warn if others use the CPUs of a node, of which this is a process's row."""
+    """Warn if other work keeps a node busy; row: one of its processes."""
     if row["load"] > row["node_cpu_count"]:
         job.warnings.append(
             f"{node} is busy, with a load of {row['load']:.1f} on "
-            f"{row['node_cpu_count']} CPUs: these figures are too low; check again "
-            "when it is idle"
+            f"{row['node_cpu_count']} CPUs, and these figures are too low: check "
+            "again when it is idle"
         )
 
 
-def seconds_of(do, device, slowest=float):
-    """Return the median of the seconds that do() takes, after it was done once.
+def median_seconds(operation, device, slowest=float):
+    """Return the median of the seconds that operation() takes, after a warm-up.
 
-    slowest: gives all processes the longest of their times, so that all repeat as
-    often. What is fast is done many times between two looks at the clock.
+    slowest: returns the longest time of all processes, so that all repeat equally
+    often. A fast operation runs many times between two readings of the clock.
     """
 
-    def look(times=1):
+    def measure(times=1):
         start = time.perf_counter()
         for _ in range(times):
-            do()
+            operation()
         if device.type != "cpu":
             torch.accelerator.synchronize()
         return (time.perf_counter() - start) / times
 
-    look()
-    times = max(1, min(round(0.1 / slowest(look())), 1000))
-    return slowest(median(look(times) for _ in range(5 if times > 1 else 3)))
+    measure()
+    times = max(1, min(round(0.1 / slowest(measure())), 1000))
+    return slowest(median(measure(times) for _ in range(5 if times > 1 else 3)))
 
 
 def bus_bandwidth(what, processes, size, seconds):
-    """Return GB/s of the links, in nccl-tests' terms: the same for all world sizes.
+    """Return the bus bandwidth in GB/s, as nccl-tests defines it.
 
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
@@ -277,7 +279,7 @@ def bus_bandwidth(what, processes, size, seconds):
 
 
 def measure_collectives(job, group):
-    """Return the rows of a group for the JSON file. All its processes call this."""
+    """Return a row per collective and size; all processes of the group call this."""
     device, ranks, rows = job.device, dist.get_process_group_ranks(group), []
     n, nodes = len(ranks), len({job.nodes[rank] for rank in ranks})
     over = "all" if nodes > 1 else job.nodes[job.rank]
@@ -287,22 +289,23 @@ def measure_collectives(job, group):
         dist.all_reduce(worst, dist.ReduceOp.MAX, group)
         return worst.item()
 
-    for what, do, expected in (
+    for what, operation, expected in (
         ("all_reduce", partial(dist.all_reduce, group=group), n * (n + 1) / 2),
         ("broadcast", partial(dist.broadcast, group_src=0, group=group), 1),
     ):
         seconds = before = 0
         for size in job.sizes:
             if before and 5 * seconds * size / before > 10:
-                break  # it is done five times, and must not take minutes
+                break  # it runs five times, and must not take minutes
             with job.deadline(f"{what} of {size} bytes over {over}"):
-                # Each gives another number, so that a lost or a doubled one shows.
+                # Each rank has another number: a lost or a doubled one shows.
                 mine = dist.get_rank(group) + 1.0
                 x = torch.full((size // 4,), mine, device=device)
-                do(x)
+                operation(x)
                 correct = not slowest(float((x != expected).any()))
                 x.zero_()  # sums of sums would grow without end
-                seconds, before = seconds_of(partial(do, x), device, slowest), size
+                call, before = partial(operation, x), size
+                seconds = median_seconds(call, device, slowest)
             row = {"what": what, "over": over, "nodes": nodes, "processes": n}
             row |= {"bytes": size, "seconds": seconds, "correct": correct}
             row["bus_gb_per_s"] = bus_bandwidth(what, n, size, seconds)
@@ -310,12 +313,12 @@ def measure_collectives(job, group):
     return rows
 
 
-def look_at_network(job):
-    """Print how fast the processes talk, within the nodes and over all."""
+def check_network(job):
+    """Print the speed of collectives, within each node and over all nodes."""
     if job.size == 1:
-        return job.print("One process has none to talk to: run-2gpus.sh has two.")
+        return job.print("No communication with one process: use run-2gpus.sh.")
     if job.problems:
-        return job.print("Nothing was sent: each process needs a GPU of its own.")
+        return job.print("No communication: each process needs its own GPU.")
     job.found["backend"] = dist.get_default_backend_for_device(job.device)
     nodes, groups = job.found["nodes"], []
     with job.deadline(f"{job.found['backend']} does not connect the processes"):
@@ -329,7 +332,7 @@ def look_at_network(job):
     for group in groups:
         if dist.get_world_size(group) > 1:
             mine = measure_collectives(job, group)
-            if dist.get_rank(group) == 0:  # one of a group tells
+            if dist.get_rank(group) == 0:
                 rows += mine
     job.print(f"{job.found['backend']}: what, over, processes, bytes, ms, bus GB/s")
     rows = [row for part in job.gather("bandwidths", rows) for row in part]
@@ -341,18 +344,18 @@ def look_at_network(job):
         job.print(f"{what:>10} {over:>8} {numbers}")
         if not row["correct"]:
             job.problems.append(
-                f"{what} of {size} bytes over {over} gives wrong numbers: tell who "
-                "runs the machine; if NCCL_P2P_DISABLE=1 helps, it is the IOMMU"
+                f"{what} of {size} bytes over {over} gives wrong numbers: tell the "
+                "administrators; if NCCL_P2P_DISABLE=1 helps, the cause is the IOMMU"
             )
     largest = {row["over"]: row["bytes"] for row in job.found["all_reduce"]}
     for over, size in largest.items():
         if size < job.sizes[-1]:
-            text = f"too slow for more than {size} bytes over {over}"
+            text = f"messages of more than {size} bytes over {over} are too slow"
             job.warnings.append(f"{text}: {NETWORK_HINT}")
 
 
 def matmul_tflops(device):
-    """Return what the device reaches in a matrix product, in TFLOP/s: 2 n^3 / s.
+    """Return the TFLOP/s of matrix products, 2 n^3 / s, by dtype.
 
     float32 is TF32 where the GPU has it, as in the scripts: see get_device().
     """
@@ -362,14 +365,14 @@ def matmul_tflops(device):
     found = {}
     for dtype in dtypes:
         a = torch.randn(n, n, device=device).to(dtype)
-        seconds = seconds_of(partial(torch.mm, a, a), device)
+        seconds = median_seconds(partial(torch.mm, a, a), device)
         found[f"{str(dtype)[6:]}_tflops"] = 2 * n**3 / seconds / 1e12
     return found
 
 
-def look_at_devices(job):
-    """Print what the devices reach, all at the same time, as they train."""
-    rows = job.gather("speeds", matmul_tflops(job.device))
+def check_devices(job):
+    """Print the TFLOP/s of all devices, which compute at the same time."""
+    rows = job.gather("TFLOP/s", matmul_tflops(job.device))
     for rank, row in enumerate(rows):
         job.found["processes"][rank] |= row
         speeds = [f"{name[:-7]} {speed:.4g}" for name, speed in row.items()]
@@ -377,15 +380,15 @@ def look_at_devices(job):
 
 
 def read_data(root):
-    """Return which exercises have their data in root, and how fast that is read.
+    """Return which exercises have their data in root, and the reading speed.
 
-    Up to 128 MB are read, of the largest file of theirs.
+    Up to 128 MB of their largest file are read.
     """
     found = {"node": node_name(), "datadir": str(root), "error": None}
     found |= {"exercises": [], "file": None, "bytes_read": 0, "read_gb_per_s": None}
     paths = []
     try:
-        os.listdir(root)  # glob() would find nothing, and not say why
+        os.listdir(root)  # raises; glob() would just find nothing
         for exercise, patterns in REQUIRED_FILES.items():
             there = [list(root.glob(pattern)) for pattern in patterns]
             if all(there):
@@ -395,7 +398,7 @@ def read_data(root):
         if files := [path for path in paths if path.is_file()]:
             found["file"] = str(max(files, key=os.path.getsize))
             with open(found["file"], "rb", buffering=0) as file:
-                # Not from this node's memory
+                # Read from the disk, not from this node's page cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 start = time.perf_counter()
                 found["bytes_read"] = size = len(file.read(128 * MB))
@@ -405,9 +408,9 @@ def read_data(root):
     return found
 
 
-def look_at_data(job):
-    """Print what is in DATADIR on each node, and how fast that is read."""
-    first = job.nodes.index(job.nodes[job.rank]) == job.rank  # one for each node
+def check_data(job):
+    """Print what is in DATADIR on each node, and how fast it is read."""
+    first = job.nodes.index(job.nodes[job.rank]) == job.rank  # of its node
     rows = job.gather("data", read_data(data_root()) if first else None)
     rows = job.found["data"] = [row for row in rows if row]
     for row in rows:
@@ -419,33 +422,38 @@ def look_at_data(job):
         if row["error"]:
             text = f"{row['node']} cannot read DATADIR, {row['error']}: "
             job.problems.append(
-                f"{text}`export DATADIR=` a folder that all nodes can read"
+                f"{text}set DATADIR to a folder that all nodes can read"
             )
         elif row["exercises"] != rows[0]["exercises"]:
-            text = f"{row['node']} has other data than {rows[0]['node']}: "
-            job.warnings.append(f"{text}`export DATADIR=` a folder that they share")
+            text = f"{row['node']} and {rows[0]['node']} have different data: "
+            job.warnings.append(f"{text}set DATADIR to a folder that they share")
 
 
 def main():
     parser = OptionParser(__doc__)
-    add, text = parser.add_argument, "for a process that does not answer"
-    add("--to", type=Path, metavar="FILE", help="default: logs/check-JOB.json")
+    add, text = parser.add_argument, "seconds to wait for each rank"
+    add(
+        "--to",
+        type=Path,
+        metavar="FILE",
+        help="output (default: logs/check-JOB.json)",
+    )
     add("--wait", type=at_least(1), metavar="SECONDS", default=60, help=text)
     args = parser.parse_args()
     job = Job(args.to, args.wait)
-    for look_at in look_at_processes, look_at_network, look_at_devices, look_at_data:
-        look_at(job)
+    for check in check_processes, check_network, check_devices, check_data:
+        check(job)
         job.save()
     job.found["finished"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     job.save()
-    job.print(f"All this is in {job.file}")
+    job.print(f"Saved {job.file}")
     for text in job.warnings:
         job.print(f"Warning: {text}")
     for text in job.problems:
-        job.print(f"Wrong: {text}")
+        job.print(f"Problem: {text}")
     if not job.problems + job.warnings:
         job.print("All is well.")
-    job.gather("farewell", None)  # or torchrun ends all at the first status 1
+    job.gather("end", None)  # or torchrun ends all ranks at the first status 1
     if dist.is_initialized():
         dist.destroy_process_group()
     sys.exit(1 if job.problems else 0)

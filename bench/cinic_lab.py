@@ -1,4 +1,4 @@
-"""What is measured of cinic_lab."""
+"""Measurements of cinic_lab."""
 
 import sys
 from argparse import Namespace
@@ -27,7 +27,7 @@ ARGS = Namespace(log_interval=10**9, batch_size=BATCH)
 
 
 class Setup:
-    """A resnet18 of a script, and what trains it."""
+    """A script's ResNet-18, and its training state."""
 
     def __init__(self, module, device, dtype=None):
         autocast = {"dtype": dtype} if dtype else {}  # cinic.py has none
@@ -91,7 +91,7 @@ def single(repeats):
 
 
 def scaling(repeats):
-    """Return the rows of all processes against one; all of them call it."""
+    """Return the rows of all processes against one; all ranks call this."""
     device = get_device(get_ranks()[1])
     dtype = pick_dtype(device)
     alone, own = Setup(one_gpu, device, dtype), Setup(ddp, device, dtype)

@@ -1,10 +1,10 @@
-"""Counts in which steps a training script makes the host wait for its GPU.
+"""A counter of the steps in which a training script waits for its GPU.
 
     torchrun ... count_waits.py FILE SCRIPT.py [OPTIONS]
 
-The script runs unchanged. PyTorch warns of each wait, with the line that waits
-(torch.cuda.set_sync_debug_mode). Each rank writes FILE.RANK, as JSON: the number of
-steps, the median of the waits in a step, and the lines that wait most.
+The script runs unchanged. PyTorch warns of each wait, with its line
+(torch.cuda.set_sync_debug_mode). Each rank writes FILE.RANK as JSON: the number of
+steps, the median number of waits per step, and the lines that wait most.
 """
 
 import json
@@ -36,7 +36,7 @@ def main():
             show(message, category, filename, number, *more)
 
     def count(*_):
-        if torch.cuda.is_available():  # not before: the script picks its GPU first
+        if torch.cuda.is_available():  # only now: the script picks its GPU first
             torch.cuda.set_sync_debug_mode("warn")
         waits.append(lines.total())
 

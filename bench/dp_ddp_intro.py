@@ -1,4 +1,4 @@
-"""What is measured of dp_ddp_intro. The scripts' default model is for GPUs."""
+"""Measurements of dp_ddp_intro: on CPUs a small model."""
 
 import sys
 
@@ -16,7 +16,7 @@ import single as script
 from dataset import random_sequences
 from model import Transformer
 
-sys.path.pop(0)  # or its folder tensorflow passes for TensorFlow
+sys.path.pop(0)  # or its folder tensorflow/ would shadow TensorFlow
 
 BATCH, LENGTH = 16, 256  # as in the scripts
 SMALL = {"layers": 2, "width": 128, "heads": 4}
@@ -44,7 +44,7 @@ def single(repeats):
 
 
 def scaling(repeats):
-    """Return the rows of all processes against one; all of them call it."""
+    """Return the rows of all processes against one; all ranks call this."""
     device = get_device(get_ranks()[1])
     (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
     ddp_model = DistributedDataParallel(own)

@@ -1,4 +1,4 @@
-"""What is measured of exercise 8. Its large-data scripts have the same loops."""
+"""Measurements of exercise 8; the large-data scripts have the same loops."""
 
 import json
 import sys
@@ -27,12 +27,12 @@ def image_folder():
 
 
 def pick_images(train_set, count):
-    """Return the indices of so many images, at random."""
+    """Return the indices of `count` random images."""
     return torch.randperm(len(train_set))[:count].tolist()
 
 
 def input_rows(repeats):
-    """Yield the rows of the loader alone, on one core: files to batches."""
+    """Yield the rows of the loader alone, on one core, from files to batches."""
     folder, train_set = image_folder(), dogs_vs_cats()[0]
     some = pick_images(train_set, 400)
     files = sorted(folder.glob("*/*.jpg"))
@@ -77,10 +77,12 @@ def input_rows(repeats):
 
 
 class Setup:
-    """A model of the main phase, its optimizer, and how to train it on batches."""
+    """A model with frozen features, its optimizer, and a function to train it."""
 
     def __init__(self, backbone, device, memory_format=torch.channels_last):
-        self.model = script.Classifier(backbone, "none")  # weights change no speed
+        self.model = script.Classifier(
+            backbone, "none"
+        )  # weights do not change the speed
         self.model = self.model.to(device, memory_format=memory_format)
         self.model.features.requires_grad_(False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
@@ -112,7 +114,7 @@ def backbone_rows(backbone, repeats):
 
 
 def backbone_scaling(backbone, repeats):
-    """Return the rows of all processes against one; all of them call it."""
+    """Return the rows of all processes against one; all ranks call this."""
     device = get_device(get_ranks()[1])
     alone, own = Setup(backbone, device), Setup(backbone, device)
     ddp_model = DistributedDataParallel(own.model)

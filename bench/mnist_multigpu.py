@@ -1,4 +1,4 @@
-"""What is measured of mnist_multigpu."""
+"""Measurements of mnist_multigpu."""
 
 import sys
 from argparse import Namespace
@@ -23,7 +23,7 @@ ARGS = Namespace(log_interval=10**9, batch_size=BATCH)
 
 
 def make(device, memory_format=torch.channels_last):
-    """Return the model of the scripts, and its optimizer."""
+    """Return the scripts' model and its optimizer."""
     model = script.Net().to(device, memory_format=memory_format)
     return model, torch.optim.Adadelta(model.parameters(), 1.0)
 
@@ -65,7 +65,7 @@ def single(repeats):
 
 
 def scaling(repeats):
-    """Return the rows of all processes against one; all of them call it."""
+    """Return the rows of all processes against one; all ranks call this."""
     device = get_device(get_ranks()[1])
     (alone, alone_optimizer), (own, own_optimizer) = make(device), make(device)
     ddp_model = DistributedDataParallel(own)

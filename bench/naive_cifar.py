@@ -1,7 +1,7 @@
-"""CIFAR-100's input, the naive version: each image is resized on the CPU, as floats.
+"""The naive version of CIFAR-100's input: each image is resized on the CPU.
 
-As a program it loads STEPS batches for each line of its input, and prints the number
-of images.
+As a program it reads lines. For each it loads STEPS batches and prints the number of
+images.
 """
 
 import sys
@@ -27,7 +27,7 @@ transform = transforms.Compose(
 
 
 class Images(Dataset):
-    """What torchvision's CIFAR100 does, also for synthetic data."""
+    """The images as torchvision's CIFAR100 returns them, also synthetic ones."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels

@@ -1,7 +1,7 @@
-"""CINIC-10's images, the naive version: as most tutorials load them.
+"""The naive version of CINIC-10's input: as most tutorials load the images.
 
-As a program it reads COUNT images of FOLDER for each line of its input, and prints
-the number of images.
+As a program it reads lines. For each it loads COUNT images of FOLDER and prints
+their number.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""MNIST, the naive version: what most tutorials do with the same model.
+"""The naive version of MNIST: the same model, as most tutorials train it.
 
-As a program it trains for STEPS steps for each line of its input, and prints the
-number of images.
+As a program it reads lines. For each it trains STEPS steps and prints the number of
+images.
 """
 
 import sys
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
     from mnist_singlegpu import Net
 
-    watchdog.stop()  # here, nothing tells it of a step
+    watchdog.stop()  # it would see no steps here
     device, steps = get_device(), int(sys.argv[1])
     model, loader = Net().to(device), make_loader(data_root())
     optimizer = optim.Adadelta(model.parameters(), 1.0)

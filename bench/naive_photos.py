@@ -1,7 +1,7 @@
-"""Exercise 8, the naive version: what most tutorials do with the same model.
+"""The naive version of exercise 8: the same model, as most tutorials train it.
 
-As a program it reads the images INDICES of FOLDER for each line of its input, and
-prints the number of images.
+As a program it reads lines. For each it loads the images INDICES of FOLDER and
+prints their number.
 """
 
 import json

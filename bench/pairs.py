@@ -1,4 +1,4 @@
-"""The pairs of scripts: what differs between the two of a pair is one lesson."""
+"""The pairs of scripts, and how many lines of each may differ."""
 
 CIFAR = "cifar100_demo/train"
 MNIST = "mnist_multigpu/mnist"
@@ -9,7 +9,7 @@ BEYOND = "dp_ddp_intro/beyond_ddp"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
 STRONG = "exercise8/solutions/strong_scaling"
 
-# left, right, tag of the lesson, most rows in diff -y --suppress-common-lines
+# left, right, tag of the lesson, most lines of diff -y --suppress-common-lines
 PAIRS = [
     (f"{EIGHT}.py", f"{EIGHT}_multigpu.py", "DDP", 20),
     (f"{EIGHT}.py", f"{EIGHT}_largedata.py", "DATA", 4),

@@ -1,10 +1,11 @@
-"""Rehearses a lesson: submits all that its README submits, and says what that takes.
+"""Rehearsal of a lesson: submits each job of its README, and prints what it takes.
 
     make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
 
-DATADIR says where the data are. Each command waits for the one before it, since some
-go on from its checkpoint. Ctrl-C cancels the job that runs. GPUs are of all nodes;
-"as told": the job ended with the status that the README names beside the command.
+Set DATADIR to the data. Each job waits for the one before it, because some resume
+its checkpoint. Ctrl-C cancels the running job. The GPUs are those of all nodes.
+"expected" means that the job ended with the status that the README gives for the
+command.
 """
 
 import os
@@ -25,29 +26,31 @@ ROW = "{:11} {:>6} {:>6} {:>4} {:>7} {:>4}  {}"
 
 
 def read_lines(readme, small):
-    """Return the lines that set a variable, copy or submit, and those left out."""
-    lines, left_out = [], []
+    """Return the lines that set a variable, copy or submit, and those skipped."""
+    lines, skipped = [], []
     for indent, mark, block in re.findall(FENCE, readme.read_text(), re.M | re.S):
         here = mark in MARKS and not (small and mark == "needs a GPU")
         block = re.sub(f"^{indent}", "", block, flags=re.M)
         for line in re.sub(r"\\\n *", "", block).splitlines():
             submits = re.search(r"\bsbatch .*\.sh\b", line)
             if submits and (not here or " LARGEST" in line):  # which students find
-                left_out.append(line)
+                skipped.append(line)
             elif submits or re.match(r'\w+=("|\$\()|cp \w+\.py', line):
                 lines.append(line)
-    return lines, left_out
+    return lines, skipped
 
 
-def run(command, room, env):
-    """Run a command in bash, and return its status, and what it prints."""
+def run(command, exercise, env):
+    """Run a command in bash; return its status and output."""
     bash = ["bash", "-c", command]
-    done = subprocess.run(bash, cwd=room, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        bash, cwd=exercise, env=env, capture_output=True, text=True
+    )
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
 def require_slurm():
-    """Raise UserError if Slurm does not answer. It may be installed, but down."""
+    """Raise UserError if Slurm does not answer."""
     status, answer = run("timeout 15 sinfo", None, None)
     if status:
         reason = (answer.splitlines() or ["no answer within 15 s"])[-1]
@@ -56,22 +59,22 @@ def require_slurm():
         )
 
 
-def run_job(line, room, env):
-    """Submit a job and wait for its end; return its status, and what Slurm says."""
-    status, answer = run(line, room, env)
+def run_job(line, exercise, env):
+    """Submit a job and wait for it; return its status, and Slurm's fields."""
+    status, answer = run(line, exercise, env)
     number = re.search(r"Submitted batch job (\d+)", answer)
     if not number:
         return status, {"JobState": "REFUSED", "Reason": answer}
-    _, text = run(f"scontrol --oneliner show job {number[1]}", room, env)
+    _, text = run(f"scontrol --oneliner show job {number[1]}", exercise, env)
     job = dict(re.findall(r"(\S+?)=(.*?)(?= [\w:/]+=|$)", text))
     return status, job or {"JobState": "FORGOTTEN", "Reason": text}
 
 
 def print_row(line, status, job):
-    """Print a job's row; return its GPU minutes, and whether it failed."""
+    """Print the row of a job; return its GPU minutes, and whether it failed."""
     command, _, comment = line.partition(" #")
     command = " ".join(re.sub(r"\bsbatch |\$SMALL\b", "", command).split())
-    told = re.findall(r"\d+", comment.partition("status")[2]) or ["0"]
+    expected = re.findall(r"\d+", comment.partition("status")[2]) or ["0"]
     state, waited, took = job["JobState"].lower(), 0, 0
     gpus = sum(map(int, re.findall(GPUS, job.get("TresPerNode", ""))))
     gpus *= int(job.get("NumNodes", 0))
@@ -80,53 +83,55 @@ def print_row(line, status, job):
         sent, start, end = (datetime.fromisoformat(t).timestamp() for t in times)
         waited, took = start - sent, end - start
     minutes = took * gpus / 60
-    well = state in ("completed", "failed") and str(status) in told
-    if well and status:
-        state = "as told"
+    ok = state in ("completed", "failed") and str(status) in expected
+    if ok and status:
+        state = "expected"
     cells = state, f"{waited:.0f} s", f"{took:.0f} s", gpus, f"{minutes:.2f}"
     print(ROW.format(*cells, status, command), flush=True)
     log, why = Path(job.get("StdErr") or job.get("StdOut", "")), job["Reason"]
     if log.is_file():
         said = re.findall("^(?!srun:).+", log.read_text(errors="replace"), re.M)
         why = f"see {log}: {''.join(said[-1:])}"
-    if not well:
+    if not ok:
         print(f"    {why}")
-    return minutes, not well
+    return minutes, not ok
 
 
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("lesson", metavar="LESSON", help="a folder, such as exercise8")
-    add("--small", action="store_true", help="with SMALL, as without a GPU")
-    add("--students", type=at_least(1), default=1, help="what so many of them need")
+    add("lesson", metavar="LESSON", help="folder of the lesson, such as exercise8")
+    add("--small", action="store_true", help="run with SMALL, as without a GPU")
+    add("--students", type=at_least(1), default=1, help="number of students")
     args = parser.parse_args()
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
     if not (folder / "README.md").exists():
         raise UserError(f"no README.md in {folder}; give the folder of a lesson")
     require_slurm()
-    room = folder if any(folder.glob("*.sh")) else folder.parent
-    lines, left_out = read_lines(folder / "README.md", args.small)
-    small = room / "small.txt"
+    exercise = folder if any(folder.glob("*.sh")) else folder.parent
+    lines, skipped = read_lines(folder / "README.md", args.small)
+    small = exercise / "small.txt"
     small = small.read_text().strip() if args.small and small.exists() else ""
     env = {**os.environ, "SMALL": small, "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
     print(ROW.format("state", "waited", "took", "GPUs", "GPU min", "exit", "job"))
     try:
         for line in lines:
             if "sbatch " in line:
-                minutes, bad = print_row(line, *run_job(line, room, env))
+                minutes, bad = print_row(line, *run_job(line, exercise, env))
                 total, failed = total + minutes, failed + bad
             elif line.startswith("cp "):
-                run(line.replace("cp", "cp -n", 1), room, env)  # never over yours
+                run(
+                    line.replace("cp", "cp -n", 1), exercise, env
+                )  # never over yours
             elif args.small or not line.startswith("SMALL="):
                 variable = line.partition("=")[0]
-                _, env[variable] = run(f'{line}; echo "${variable}"', room, env)
+                _, env[variable] = run(f'{line}; echo "${variable}"', exercise, env)
     finally:
-        run(f"scancel --name={NAME}", room, env)
-    for line in left_out:
-        print(f"Left out: {line}")
+        run(f"scancel --name={NAME}", exercise, env)
+    for line in skipped:
+        print(f"Skipped: {line}")
     print(f"{args.students} students: {args.students * total:.0f} GPU min")
-    print(f"{failed} failed" if failed else "All ran well")
+    print(f"{failed} failed" if failed else "All jobs ran as expected")
     sys.exit(failed > 0)
 
 

@@ -1,13 +1,13 @@
-"""Tries on your GPUs all that wants one, and writes one file to send in.
+"""Tests of everything that needs a GPU, with one file of results to send.
 
     make test-gpu                  one GPU or several: about ten minutes
     make test-gpu GPU=--cpu        a part of it on two CPU cores: two minutes
 
-It starts check.py, each training script for a few steps (whose losses must be those
-of a CPU, and whose steps must not wait for the GPU), the checkup, what measures, a
-run that is killed and resumed, the tests that need a GPU, and the main rows of
-bench.py. What fails is in the table at the end, and the rest goes on. The file is
-results/GPU-MODEL.json. Exit status: 1 if something failed, 2 without a GPU.
+Runs check.py, each training script for a few steps, the checkup, measurements, a run
+that is killed and resumed, the tests that need a GPU, and the main rows of bench.py.
+The losses must be those of a CPU, and no step may wait for the GPU. After a failure
+the rest continues; a table follows at the end. The file is results/GPU-MODEL.json.
+Exit status: 1 if something failed, 2 without a GPU.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 import torch
 from check import REQUIRED_FILES
 
-from bench import TORCHRUN, checked, load, result_file, rows_of, write
+from bench import TORCHRUN, load, measure_rows, result_file, run_check, write
 from common.cli import OptionParser, UserError
 from common.data import REPOSITORY
 from common.device import count_gpus
@@ -41,14 +41,14 @@ SMALL = {
     "dp_ddp_intro": "--layers 4 --width 64 --heads 4 --length 32 --sequences 128 "
     "--epochs 2 --batch-size 8 --lr 0.003",
 }
-# On CPU cores: one script of each exercise, and of each kind.
+# The scripts that run on CPU cores: one of each exercise and kind.
 FEW = ["train_cifar100", "mnist_ddp", "cinic_dp", "fsdp"]
-TWO = ["model_parallel", "fsdp_tp"]  # they want two GPUs
-# Dropout and augmentation draw other numbers on a GPU, and TF32 rounds.
+TWO = ["model_parallel", "fsdp_tp"]  # need two GPUs
+# A GPU has other random numbers for dropout and augmentation, and TF32 rounds.
 TOLERANCE = 0.15
-# The BatchNorm of each GPU sees its part of the batch, that of the CPU all of it.
+# BatchNorm sees a part of the batch on each GPU, and all of it on the CPU.
 HALVES = ["cinic_dp", "train_data_parallel"]
-# SyncBatchNorm waits, in PyTorch's code; so do parts of a model for each other.
+# SyncBatchNorm waits inside PyTorch, and parts of a model wait for each other.
 WAIT = ["cinic_syncbn", "model_parallel", "pipeline"]
 HIDE = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 NO_PROFILER = """
@@ -60,12 +60,12 @@ profile = Profile()
 
 
 class Failed(Exception):
-    """What is wrong, in a line."""
+    """A test that failed, with the reason in one line."""
 
 
 def run(command, folder, limit=300, expected=0, **env):
     """Run a command in a folder; return its output, or raise Failed."""
-    # In a session of its own, so that its ranks can be ended with it.
+    # In a new session, so that its ranks can be killed with it.
     job = subprocess.Popen(
         [str(word) for word in command],
         cwd=folder,
@@ -82,7 +82,7 @@ def run(command, folder, limit=300, expected=0, **env):
         os.killpg(job.pid, signal.SIGKILL)
         output, _ = job.communicate()
         last = (output.splitlines() or [""])[-1]
-        raise Failed(f"no end after {limit} s: {last}") from None
+        raise Failed(f"timed out after {limit} s: {last}") from None
     if job.returncode != expected:
         lines = [line for line in output.splitlines() if line.strip()] or [""]
         wrong = [
@@ -95,7 +95,7 @@ def run(command, folder, limit=300, expected=0, **env):
 
 
 def launcher(script, processes):
-    """Return what starts a script: Python, or torchrun if it is for several GPUs."""
+    """Return the command that starts a script: Python, or torchrun for DDP."""
     if "init_process_group" in (REPOSITORY / script).read_text():
         return [*TORCHRUN, f"--nproc-per-node={processes}"]
     return [sys.executable]
@@ -108,7 +108,7 @@ def losses(output):
 
 
 def train_on_cpu(root, script, processes):
-    """Return the losses with the same batches; DataParallel has one device there."""
+    """Return the losses on a CPU with the same global batch."""
     exercise, _, path = script.partition("/")
     command = [*launcher(script, processes), path, *SMALL[exercise].split()]
     if "nn.DataParallel" in (REPOSITORY / script).read_text():
@@ -118,26 +118,26 @@ def train_on_cpu(root, script, processes):
 
 
 def train(root, script, processes, on_cpu):
-    """Train for some steps; on_cpu: a future of the losses on a CPU, or None."""
+    """Train for a few steps; on_cpu: a future of the losses on a CPU, or None."""
     exercise, _, path = script.partition("/")
     (root / exercise / "logs").mkdir(exist_ok=True)
     command = [*launcher(script, processes), "../bench/count_waits.py", "logs/waits"]
     found = losses(run([*command, path, *SMALL[exercise].split()], root / exercise))
     if not found:
-        raise Failed("it printed no loss")
+        raise Failed("no loss was printed")
     row = {"loss": found[-1]}
     row |= json.loads((root / exercise / "logs/waits.0").read_text())
     if on_cpu is not None:
         expected = on_cpu.result()
         if len(found) != len(expected):
-            raise Failed(f"{len(found)} losses, and on a CPU {len(expected)}")
-        # The last: the loss of a single batch depends on what dropout draws.
+            raise Failed(f"{len(found)} losses, but {len(expected)} on a CPU")
+        # The last one: the loss of one batch depends on dropout.
         far = abs(found[-1] - expected[-1]) / expected[-1]
         row["far_from_cpu"] = far
         if far > TOLERANCE and Path(script).stem not in HALVES:
-            raise Failed(f"the last loss is {far:.0%} from that of the CPU")
+            raise Failed(f"the last loss differs by {far:.0%} from the CPU's")
     if row["waits"] and Path(script).stem not in WAIT:
-        raise Failed(f"the host waits for the GPU in each step: {row['lines']}")
+        raise Failed(f"each step waits for the GPU: {row['lines']}")
     return row
 
 
@@ -161,7 +161,7 @@ def kill_and_resume(root):
     job.wait()
     resumed = losses(run([*command, "--resume", checkpoint.name], folder))[-1]
     if abs(resumed - whole) > TOLERANCE * whole:
-        raise Failed(f"the last loss is {resumed}, and {whole} without the kill")
+        raise Failed(f"the last loss is {resumed}, but {whole} without the kill")
     return {"loss": resumed, "loss_without_kill": whole}
 
 
@@ -171,7 +171,7 @@ def check_up(root, script, processes, expected):
 
 
 def measure(root, script, processes, *options):
-    """Run one of the scripts in beyond_ddp/ that measure; return what it prints."""
+    """Run a measurement of beyond_ddp/; return its output."""
     command = [*TORCHRUN, f"--nproc-per-node={processes}", f"beyond_ddp/{script}"]
     output = run([*command, *options], root / "dp_ddp_intro")
     return {"output": output.splitlines()}
@@ -179,23 +179,23 @@ def measure(root, script, processes, *options):
 
 def run_tests():
     if not importlib.util.find_spec("pytest"):
-        raise Failed("there is no pytest: `pip install pytest`")
+        raise Failed("no pytest; run `pip install pytest`")
     command = [sys.executable, "-m", "pytest", "-q", "--override-ini", "addopts="]
     run([*command, "-m", "gpu", "tests"], REPOSITORY, TEST_ON_GPUS="1")
 
 
 def run_bench(exercise, data):
-    return {"rows": list(rows_of(exercise, data, True, repeats=3, seconds=0.5))}
+    return {"rows": list(measure_rows(exercise, data, True, repeats=3, seconds=0.5))}
 
 
 class Table:
-    """What was tried: a row is in the file as soon as it is known."""
+    """The tests so far; each row is saved as soon as it is known."""
 
     def __init__(self, file):
         self.file, self.rows = file, []
 
     def add(self, what, attempt, *args):
-        """Add a row: the dict that attempt(*args) returns, or how it failed."""
+        """Add a row: the dict that attempt(*args) returns, or its error."""
         print(f"{what} ...", flush=True)
         start, row = time.perf_counter(), {"what": what, "result": "ok"}
         try:
@@ -215,7 +215,7 @@ class Table:
         write(load(self.file) | {"test_gpu": about}, self.file)
 
     def print(self):
-        """Print all rows; return how many failed."""
+        """Print all rows; return the number of failures."""
         width = max(len(row["what"]) for row in self.rows)
         print(f"\n{'what':{width}}  seconds  result")
         for row in self.rows:
@@ -224,36 +224,36 @@ class Table:
 
 
 def list_scripts(processes, few):
-    """Return the training scripts of the pairs that can be run here."""
+    """Yield the training scripts of the pairs that can run here."""
     found = dict.fromkeys(script for pair in PAIRS for script in pair[:2])
-    left_out = TWO if processes == 1 else []
+    skipped = TWO if processes == 1 else []
     if not importlib.util.find_spec("wandb"):
-        left_out = [*left_out, "cinic_wandb"]
+        skipped = [*skipped, "cinic_wandb"]
     for script in found:
         name = Path(script).stem
         known = script.partition("/")[0] in SMALL and "tensorflow/" not in script
-        if known and name not in left_out and (name in FEW or not few):
+        if known and name not in skipped and (name in FEW or not few):
             yield script
 
 
 def fill(table, root, few):
-    """Try everything, or a few things on CPU cores, in copies of the exercises."""
+    """Run everything, or a part on CPU cores, in copies of the exercises."""
     processes = 2 if few else min(2, count_gpus())
     scripts = list(list_scripts(processes, few))
     gpu, cpu, on_cpu = root / "gpu", root / "cpu", {}
     if not few:
-        table.add("check.py", lambda: {"found": checked()})
+        table.add("check.py", lambda: {"found": run_check()})
     with ThreadPoolExecutor(max(1, os.cpu_count() // 4)) as pool:
         for script in scripts:
             if not few:
                 on_cpu[script] = pool.submit(train_on_cpu, cpu, script, processes)
         for script in scripts:
             table.add(script, train, gpu, script, processes, on_cpu.get(script))
-    table.add("a run that is killed, and resumed", kill_and_resume, gpu)
+    table.add("a run that is killed and resumed", kill_and_resume, gpu)
     for number in (1,) if few else range(1, 9):
         patient = f"patient{number}.py"
-        if processes == 2:  # alone it is not sick
-            sick = number != 5  # patient5 is well on one node
+        if processes == 2:  # the bugs need two processes
+            sick = number != 5  # patient 5 needs two nodes
             table.add(f"checkup of {patient}", check_up, gpu, patient, 2, int(sick))
         healthy = f"solutions/{patient}"
         table.add(f"checkup of {healthy}", check_up, gpu, healthy, processes, 0)
@@ -271,15 +271,15 @@ def fill(table, root, few):
 
 def main():
     parser = OptionParser(__doc__)
-    text = "a part of it, on two CPU cores (default: all of it, on GPUs)"
+    text = "run a part of it on two CPU cores"
     parser.add_argument("--cpu", action="store_true", help=text)
     args = parser.parse_args()
     if args.cpu:
         os.environ |= HIDE
     elif not count_gpus():
         raise UserError(
-            "PyTorch finds no GPU here; `make test-gpu GPU=--cpu` tries a part on "
-            "CPU cores"
+            "PyTorch finds no GPU; run a part on CPU cores with "
+            "`make test-gpu GPU=--cpu`"
         )
     table = Table(Path("logs/test_gpu.json") if args.cpu else result_file())
     table.file.parent.mkdir(exist_ok=True)
@@ -302,7 +302,7 @@ def main():
             os.environ["PYTHONPATH"] = folder
         fill(table, root, args.cpu)
     failed = table.print()
-    print(f"\n{failed} of {len(table.rows)} failed. Please send in {table.file}")
+    print(f"\n{failed} of {len(table.rows)} failed. Please send {table.file}")
     sys.exit(failed > 0)
 
 

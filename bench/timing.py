@@ -1,4 +1,4 @@
-"""Timing: cases take turns, several times, and the median counts."""
+"""Timing of cases that take turns, and the rows of the tables."""
 
 import json
 import os
@@ -24,14 +24,13 @@ HEAD = (
 
 
 def main(single, scaling):
-    """Print the rows of an exercise, each when it is measured, as JSON.
+    """Print the rows of an exercise as JSON, each as soon as it is measured.
 
-    Options: how many repeats, and about how many seconds each takes.
-    single(repeats) and scaling(repeats) yield those of one process, and of several
-    that torchrun started.
+    Arguments of the program: repeats, and the seconds of each. single(repeats)
+    yields the rows of one process, scaling(repeats) those of several under torchrun.
     """
     repeats = int(sys.argv[1])
-    watchdog.stop()  # here, nothing tells it of a step
+    watchdog.stop()  # it would see no steps here
     if "RANK" not in os.environ:
         for measured in single(repeats):
             print(json.dumps(measured), flush=True)
@@ -46,14 +45,14 @@ def main(single, scaling):
 
 
 def count_steps(train, most=10**6):
-    """Return how many steps fill a repeat; train(steps) does them, and waits.
+    """Return how many steps fill a repeat; train(steps) runs them, and waits.
 
-    Of several processes rank 0 alone tries it, and sends the number to the others.
+    With several processes rank 0 measures, and broadcasts the number.
     """
     steps, seconds, repeat = 1, 0.0, float(sys.argv[2])
     if "RANK" not in os.environ or dist.get_rank() == 0:
-        train(1)  # for what is slow only at first
-        # A step of a GPU is too short to be timed.
+        train(1)  # warm-up
+        # One step of a GPU is too short to time.
         while seconds < repeat / 10 and steps <= most:
             start = time.perf_counter()
             train(steps)
@@ -70,10 +69,9 @@ def count_steps(train, most=10**6):
 def measure(cases, repeats):
     """Return {name: images/s of each repeat} for {name: function}.
 
-    A function returns how many images it did, after waiting for the device. The
-    cases take turns, so that what else the machine does slows all alike. Each is
-    called once before, for what is slow only at first. A bar on a terminal says how
-    many turns are done.
+    A function returns how many images it processed, after waiting for the device.
+    The cases take turns, so that other work on the machine slows all of them
+    equally. Each runs once before, as a warm-up. A terminal shows a progress bar.
     """
     speeds = {name: [] for name in cases}
     what, hide = Path(sys.argv[0]).stem, None  # None: where there is no terminal
@@ -89,10 +87,10 @@ def measure(cases, repeats):
 
 @contextmanager
 def start_naive(program, *arguments):
-    """Give a case that makes a naive_*.py, in its own process, do its work once.
+    """Start a naive_*.py without env.sh's settings; yield a case that runs it.
 
-    env.sh tunes how memory is allocated, and that helps the naive version too. So it
-    is also measured without these settings.
+    The malloc settings also speed up the naive version, so it is measured with and
+    without them.
     """
     command = [sys.executable, program, *map(str, arguments)]
     env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
@@ -114,7 +112,7 @@ def start_naive(program, *arguments):
 
 
 class Batches(list):
-    """The same batch, on the device, so many times."""
+    """A list of steps times the same batch, on the device."""
 
     def __init__(self, batch, steps):
         super().__init__([batch] * steps)
@@ -122,9 +120,9 @@ class Batches(list):
 
 
 def make_cases(train, train_set, batch_size, device):
-    """Return the cases of a script, and of its ceiling, for measure().
+    """Return the cases of a script and of its ceiling, for measure().
 
-    train(loader) trains on all batches of a loader, and waits. The ceiling is the
+    train(loader) trains on all batches of a loader, and waits. The ceiling runs the
     same step on one batch that stays on the device.
     """
     images, labels = train_set.__getitems__(range(batch_size))
@@ -144,9 +142,9 @@ def make_cases(train, train_set, batch_size, device):
 
 
 def make_row(script, what, speeds, baseline=None, goal=None):
-    """Return a row of the table: speeds, and their ratio to others taken in turns.
+    """Return a row of the table: speeds, and their ratio to those of a baseline.
 
-    The ratio is the median of the ratios of the repeats.
+    The ratio is the median over the repeats, which took turns.
     """
     ratio = None
     if baseline:
@@ -157,7 +155,7 @@ def make_row(script, what, speeds, baseline=None, goal=None):
 
 
 def ceiling_rows(name, script, ceiling):
-    """Return the rows of the speeds of a script, and of its ceiling."""
+    """Return the rows of a script and its ceiling."""
     return [
         make_row(name, "ceiling", ceiling),
         make_row(name, "script / ceiling", script, ceiling, 0.95),
@@ -165,10 +163,10 @@ def ceiling_rows(name, script, ceiling):
 
 
 def scaling_rows(name, batch, train_alone, train_together, repeats):
-    """Return the rows of all processes of a job against one; all of them call it.
+    """Return the rows of all processes against one; all ranks call this.
 
-    batch: images and labels on the device; train_alone(loader) and
-    train_together(loader) train on a loader, without DDP and with it.
+    batch: images and labels on the device; train_alone(loader) trains without DDP,
+    train_together(loader) with it.
     """
     rank, processes = dist.get_rank(), dist.get_world_size()
     size = len(batch[0])
@@ -182,7 +180,7 @@ def scaling_rows(name, batch, train_alone, train_together, repeats):
     def apart(size, ranks):
         if rank < ranks:
             train_alone(batches(size, steps))
-        dist.all_gather_object([None] * processes, None)  # all wait for the slowest
+        dist.all_gather_object([None] * processes, None)  # wait for the slowest
         return steps * size * ranks
 
     def together(size):

@@ -1,4 +1,4 @@
-"""bench/: bench.py keeps what it measured, compare.py reads and compares runs."""
+"""bench.py and test_gpu.py, and compare.py with results.py."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from results import find_files, name_owner, parse_run, read_runs
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_exercises_in_short(tmp_path):
+def test_all_exercises_are_measured(tmp_path):
     data = make_data(tmp_path / "data", 1)
     room = copy_exercise("bench", tmp_path)
     for file in (room / "results").iterdir():
@@ -45,7 +45,7 @@ with timing.start_naive("wait.py") as case:
 
 
 @pytest.mark.slow
-def test_a_child_that_does_not_end_is_ended(tmp_path):
+def test_a_hanging_naive_version_is_killed(tmp_path):
     room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "-c", NEVER_ENDS], room, timeout=60)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
@@ -53,21 +53,21 @@ def test_a_child_that_does_not_end_is_ended(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_wants_a_gpu_on_cpu_cores(tmp_path):
+def test_the_gpu_tests_pass_on_cpu_cores(tmp_path):
     room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "test_gpu.py", "--cpu"], room, timeout=800)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "0 of 10 failed. Please send in " in done.stdout.splitlines()[-1]
+    assert "0 of 10 failed. Please send " in done.stdout.splitlines()[-1]
     found = json.loads((room / "logs/test_gpu.json").read_text())["test_gpu"]
     assert len(found["rows"]) == 10
     assert {row["result"] for row in found["rows"]} == {"ok"}
 
 
-def test_without_a_gpu_it_says_so(tmp_path):
+def test_no_gpu_is_an_error(tmp_path):
     room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "test_gpu.py"], room)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("Error: PyTorch finds no GPU here; ")
+    assert done.stderr.startswith("Error: PyTorch finds no GPU; ")
 
 
 FAILS = """
@@ -91,18 +91,18 @@ print(table.print())
 """
 
 
-def test_a_failure_is_in_the_table_and_the_rest_goes_on(tmp_path):
+def test_a_failure_is_in_the_table_and_the_rest_continues(tmp_path):
     room = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "-c", FAILS], room)
     assert done.stdout.splitlines()[-1] == "2", done.stderr
     rows = json.loads((room / "table.json").read_text())["test_gpu"]["rows"]
     assert [row["what"] for row in rows] == ["it hangs", "it fails", "it works"]
-    assert rows[0]["result"].startswith("no end after 1 s")
+    assert rows[0]["result"].startswith("timed out after 1 s")
     assert rows[1]["result"] == "status 1: ValueError: this is it"
     assert rows[2]["result"] == "ok" and rows[2]["loss"] == 1.5
 
 
-def test_the_first_turn_warms_up_and_does_not_count():
+def test_the_first_turn_does_not_count():
     images = {"one": [0, 5, 5, 5], "other": [0, 7, 7, 7]}
     cases = {name: partial(next, iter(found)) for name, found in images.items()}
     speeds = timing.measure(cases, 3)
@@ -111,7 +111,7 @@ def test_the_first_turn_warms_up_and_does_not_count():
 
 
 @pytest.mark.slow
-def test_what_fails_does_not_lose_what_was_measured(tmp_path):
+def test_a_failure_keeps_the_other_results(tmp_path):
     room = copy_exercise("bench", tmp_path)
     for file in (room / "results").iterdir():
         file.unlink()
@@ -122,12 +122,12 @@ def test_what_fails_does_not_lose_what_was_measured(tmp_path):
     done = run(command, room, tmp_path / "data")
     assert done.returncode == 1, done.stderr
     assert "Error: mnist_multigpu failed" in done.stderr
-    assert "damaged" in done.stderr  # and it has said why
+    assert "damaged" in done.stderr  # the reason
     (file,) = (room / "results").iterdir()
     results = json.loads(file.read_text())
-    assert len(results["check"]["processes"]) == 2  # what check.py says
+    assert len(results["check"]["processes"]) == 2
     assert str(tmp_path) not in json.dumps(results["check"])
-    assert "All this is in " in done.stdout  # its last line but one
+    assert "Saved " in done.stdout  # its last line but one
     measured = results["exercises"]
     assert list(measured) == ["dp_ddp_intro"]
     rows = measured["dp_ddp_intro"]["rows"]
@@ -141,7 +141,7 @@ EPYC = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 2}
 
 
 def result(script, gpus, speed, batch=25, **fields):
-    """Return what RunLog writes; options among the fields are the run's."""
+    """Return a run as RunLog writes it; unknown fields are options."""
     options = {
         "epochs": 10,
         "batch_size": batch,
@@ -221,8 +221,8 @@ def test_each_run_is_compared_with_its_counterpart_on_one_gpu():
     }
 
 
-def test_which_run_is_a_baseline():
-    """For strong scaling one with the whole batch; DDP on one GPU is none."""
+def test_the_baseline_is_the_best_match():
+    """For strong scaling that with the global batch; never DDP on one GPU."""
     strong = result("strong_scaling", 8, 800)
     whole = result(NAME, 1, 160, batch=200)
     *_, row = rows_of(result(NAME, 1, 100), whole, strong)
@@ -249,8 +249,8 @@ def test_which_run_is_a_baseline():
     assert speedups(result("single", 1, 100), *compiled)[-1][2] == 1.5
 
 
-def test_a_students_own_script():
-    """A copy has the options of what was copied; on one GPU it is no baseline."""
+def test_a_students_script_is_compared_with_its_original():
+    """A copy has the options of its original; on one GPU it is no baseline."""
     one, two = result("my_single", 1, 200), result("my_ddp", 2, 150)
     rows = speedups(result("single", 1, 100), result("ddp", 2, 120), one, two)
     assert rows == [
@@ -263,8 +263,8 @@ def test_a_students_own_script():
     assert speedups(result("single", 1, 100), other)[-1] == ("single", 1, 1)
 
 
-def test_a_speedup_is_not_that_of_amp():
-    """A script that always uses it is compared with one that does, if it can be."""
+def test_amp_is_compared_with_amp():
+    """A script with AMP is compared with a baseline with AMP, if there is one."""
     ddp, single = result("cinic_ddp", 2, 190), result("cinic", 1, 50)
     amp = result("cinic_amp", 1, 100, epochs=3)
     assert speedups(single, amp, ddp)[-1] == ("cinic_ddp", 2, 1.9)
@@ -304,7 +304,7 @@ BUSY = f"efficiency 106%, so the machine was busy: repeat {NAME} on"
         ),
     ],
 )
-def test_what_is_unusual_is_noted(note, speedup, one, two):
+def test_unusual_runs_have_notes(note, speedup, one, two):
     runs = result(NAME, 1, 100, **one), result(f"{NAME}_multigpu", 2, 150, **two)
     *_, row = sorted(rows_of(*runs), key=lambda row: row["gpus"])
     assert row["speedup"] == pytest.approx(speedup)
@@ -312,8 +312,8 @@ def test_what_is_unusual_is_noted(note, speedup, one, two):
     assert re.search(note, " ".join(row["notes"]))
 
 
-def test_the_table(capsys):
-    """Of repeats it has the middle one. What differs is a column."""
+def test_the_table_has_a_row_per_command(capsys):
+    """It shows the median of repeats; options that differ are columns."""
     same = {"image_size": 40, "amp": True, "weights": None, "lr": 1}
     runs = [result(NAME, 1, n, accuracy=n, **same) for n in (90, 100, 80, 60)]
     runs += [result(NAME, 1, 40, **same | {"backbone": "vgg16"})]
@@ -343,8 +343,8 @@ def test_the_table(capsys):
     ]
 
 
-def test_lines_of_the_plot():
-    """One for each configuration, over rising numbers of GPUs, and the ideal."""
+def test_the_plot_has_a_line_per_configuration():
+    """And one for the ideal speed-up."""
     runs = [result(NAME, 1, 100), result(NAME, 1, 90)]
     runs += [result(f"{NAME}_multigpu", gpus, 90 * gpus) for gpus in (8, 2, 4, 2)]
     runs += [result(f"{NAME}_multigpu", 4, 200, nodes=2)]
@@ -365,7 +365,7 @@ def test_lines_of_the_plot():
 
 
 def hand_in(folder, **people):
-    """Write a file for each, of runs or of text, and return the files."""
+    """Write a results file per person, of runs or text; return the files."""
     for who, lines in people.items():
         lines = [n if isinstance(n, str) else json.dumps(n) for n in lines]
         (folder / who).mkdir(parents=True)
@@ -373,8 +373,8 @@ def hand_in(folder, **people):
     return find_files([folder])
 
 
-def test_a_class(tmp_path, capsys):
-    """Machines are apart. A line that two people handed in is one run."""
+def test_runs_of_a_class_are_merged(tmp_path, capsys):
+    """Machines have separate tables. A line from two people is one run."""
     two = f"{NAME}_multigpu"
     first = result(NAME, 1, 100, **EPYC)
     files = hand_in(
@@ -461,11 +461,11 @@ def test_patients_and_solutions_are_apart_and_so_are_profiled_runs():
         ("results.jsonl anna/results.jsonl", ["results", "anna"]),
     ],
 )
-def test_whose_runs_these_are(files, names):
+def test_the_owner_is_the_path(files, names):
     assert [name_owner(file, files.split()) for file in files.split()] == names
 
 
-def test_what_is_no_run_is_named_and_left_out(tmp_path, capsys):
+def test_lines_that_are_not_runs_are_reported_and_skipped(tmp_path, capsys):
     good = result(NAME, 1, 100)
     bad = [good | {"gpus": n} for n in (0, 2.5, "2", 10**400, None)]
     bad += [good | {"script": 3}, good | {"options": []}, [good], "[" * 9999, ""]
@@ -499,7 +499,7 @@ def test_what_is_no_run_is_named_and_left_out(tmp_path, capsys):
         read_runs(["none.jsonl"])
 
 
-def test_runs_with_verbose_are_left_out(tmp_path, capsys):
+def test_verbose_runs_are_skipped(tmp_path, capsys):
     chatty = [result(NAME, 1, speed, verbose=True) for speed in (50, 60)]
     files = hand_in(tmp_path, anna=[*chatty, result(NAME, 1, 100, verbose=False)])
     assert [run["speed"] for run in read_runs(files)] == [100]
@@ -510,7 +510,7 @@ def test_runs_with_verbose_are_left_out(tmp_path, capsys):
         read_runs([tmp_path / "ben/results.jsonl"])
 
 
-def test_the_command_prints_a_table_and_draws(tmp_path):
+def test_compare_prints_a_table_and_writes_a_plot(tmp_path):
     runs = (
         result(NAME, 1, 100),
         result(f"{NAME}_multigpu", 2, 190, optimizer="\x1b[31m"),

@@ -1,4 +1,4 @@
-"""bench/check.py, as it is used: by run scripts, on processes that really talk."""
+"""bench/check.py, started by run scripts, on processes that communicate."""
 
 import json
 import os
@@ -14,22 +14,22 @@ from conftest import REPOSITORY, copy_exercise, run, torchrun
 
 NODE = platform.node().split(".")[0]
 KB, MB = 2**10, 2**20
-# check.py with a fault, and without what takes long.
+# check.py with a fault, and without long measurements.
 FAULTY = """
 import os, sys, time
 sys.path.insert(0, "../bench")
 import check
 import torch.distributed as dist
 
-def seconds_of(do, device, slowest=float):
-    do()
+def median_seconds(operation, device, slowest=float):
+    operation()
     return slowest(0.001)
 
-check.seconds_of, check.SIZES = seconds_of, (4096,)
+check.median_seconds, check.SIZES = median_seconds, (4096,)
 {}
 check.main()
 """
-# The last rank gives a wrong number for the sum, and is sent a wrong one.
+# The last rank adds a wrong number to the sum, and receives a wrong one.
 WRONG = """
 SUM, real_all_reduce, real_broadcast = (
     dist.ReduceOp.SUM, dist.all_reduce, dist.broadcast
@@ -58,7 +58,7 @@ def room(tmp_path):
 
 @pytest.fixture
 def start(room, sample):
-    """Return a function that runs check.py with a fault; it returns what is left."""
+    """Return a function that runs check.py with a fault, and returns its results."""
 
     def start(fault, *options, before=(), **env):
         (room / "faulty.py").write_text(FAULTY.format(fault))
@@ -74,7 +74,7 @@ def last_line(done):
     return done.stdout.splitlines()[-1]
 
 
-def test_two_processes(room, sample):
+def test_two_processes_are_checked(room, sample):
     done = run(["bash", "run-2gpus.sh", "../bench/check.py"], room, sample)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert last_line(done) == "All is well." and done.stdout.count("All is") == 1
@@ -107,56 +107,58 @@ def test_two_processes(room, sample):
     assert data["bytes_read"] == os.path.getsize(data["file"])
 
 
-def test_one_process_without_data(room, tmp_path):
+def test_missing_data_is_reported(room, tmp_path):
     file, none = tmp_path / "here.json", tmp_path / "none"
     done = run(["bash", "run.sh", "../bench/check.py", "--to", file], room, none)
     assert done.returncode == 1 and done.stderr == ""
-    assert "One process has none to talk to" in done.stdout
-    line = f"Wrong: {NODE} cannot read DATADIR, No such file or directory: {none}: "
-    assert last_line(done).startswith(line + "`export DATADIR=")
+    assert "No communication with one process" in done.stdout
+    line = (
+        f"Problem: {NODE} cannot read DATADIR, No such file or directory: {none}: "
+    )
+    assert last_line(done).startswith(line + "set DATADIR")
     found = json.loads(file.read_text())
-    assert [f"Wrong: {text}" for text in found["problems"]] == [last_line(done)]
+    assert [f"Problem: {text}" for text in found["problems"]] == [last_line(done)]
     assert found["all_reduce"] == found["broadcast"] == [] and not found["backend"]
     assert not (room / "logs").exists()
 
 
-def test_wrong_numbers_are_found_and_a_fight_over_cpus(start):
+def test_wrong_numbers_and_too_few_cpus_are_reported(start):
     cpu = min(os.sched_getaffinity(0))
     done, found = start(WRONG, before=["taskset", "--cpu-list", str(cpu)])
     assert done.returncode == 1 and done.stderr == "", done.stderr
     for what in ("all_reduce", "broadcast"):
-        line = f"Wrong: {what} of 4096 bytes over {NODE} gives wrong numbers: tell"
+        line = f"Problem: {what} of 4096 bytes over {NODE} gives wrong numbers: tell"
         assert line in done.stdout and [r["correct"] for r in found[what]] == [False]
     assert last_line(done).startswith(line)
-    line = f"on {NODE} 2 processes with 2 threads fight over CPU {cpu}: ask for more"
+    line = f"on {NODE} 2 processes with 2 threads compete for CPU {cpu}: request"
     assert f"\nWarning: {line}" in done.stdout and len(found["warnings"]) == 1
 
 
-def test_a_busy_machine_is_no_failure(start):
+def test_a_busy_machine_is_only_a_warning(start):
     done, found = start("os.getloadavg = lambda: (2.5 * os.cpu_count(), 0, 0)")
     assert (done.returncode, found["problems"]) == (0, []), done.stderr
     (warning,) = found["warnings"]
     load = f"{2.5 * os.cpu_count():.1f} on {os.cpu_count()} CPUs"
     assert warning.startswith(
-        f"{NODE} is busy, with a load of {load}: these figures"
+        f"{NODE} is busy, with a load of {load}, and these figures"
     )
     assert last_line(done) == f"Warning: {warning}"
 
 
 # A network on which 64 KB take 1 s: 1 MB would take five times 16 s.
 SLOW = """
-def slow(do, device, slowest=float):
-    do()
-    return slowest(1.0 if do.args[0].nbytes > 4096 else 0.05)
+def slow(operation, device, slowest=float):
+    operation()
+    return slowest(1.0 if operation.args[0].nbytes > 4096 else 0.05)
 
-check.seconds_of, check.SIZES = slow, (2**12, 2**16, 2**20)
+check.median_seconds, check.SIZES = slow, (2**12, 2**16, 2**20)
 os.environ["SLURMD_NODENAME"] = "n1" if int(os.environ["RANK"]) < 2 else "n2"
 """
 
 
 @pytest.mark.slow
-def test_two_slow_nodes_of_two_processes(room, sample):
-    """Four processes here play them. Within the second one something is wrong."""
+def test_slow_nodes_and_wrong_numbers_of_one_are_reported(room, sample):
+    """Four processes here stand in for two nodes; the second gives wrong numbers."""
     (room / "faulty.py").write_text(FAULTY.format(WRONG + SLOW))
     done = torchrun(4, ["faulty.py", "--to", "out.json"], room, sample)
     assert done.returncode == 1, done.stderr
@@ -181,8 +183,8 @@ def test_two_slow_nodes_of_two_processes(room, sample):
     assert len(slow) == 3 and "SOCKET_IFNAME" in slow[0]
 
 
-def gives_up(done, found, *words):
-    """It ended with one line, which is the last in the file, too."""
+def assert_gave_up(done, found, *words):
+    """Check that it ended with one line, which is also the file's problem."""
     assert done.returncode == 2, done.stderr
     (line,) = [text for text in done.stderr.splitlines() if "rror: " in text]
     assert all(word in line for word in words), line
@@ -190,13 +192,11 @@ def gives_up(done, found, *words):
     assert "Traceback" not in done.stderr
 
 
-def test_a_rank_that_does_not_come_is_named(start):
+def test_a_missing_rank_is_named(start):
     late = "time.sleep(99 if os.environ['RANK'] == '1' else 0)"
     done, found = start(late, "--wait", "2")
-    words = (
-        f"rank 1 on a node of this job: no sign of life within 2 s; ranks on {NODE}"
-    )
-    gives_up(done, found, words)
+    words = f"rank 1 on a node of this job: no answer within 2 s; ranks on {NODE}"
+    assert_gave_up(done, found, words)
     assert done.stderr.count("\n") == 1 and done.stdout.count("\n") == 1
 
 
@@ -209,12 +209,12 @@ HANGS = "lambda *args, **options: time.sleep(99)"
     [
         (f"check.dist.init_process_group = {HANGS}", "does not connect"),
         (f"check.dist.broadcast = {HANGS}", "broadcast of 4096 bytes"),
-        ("os.environ['GLOO_SOCKET_IFNAME'] = 'none0'", f"{NODE} says .*none0"),
+        ("os.environ['GLOO_SOCKET_IFNAME'] = 'none0'", f"none0.*on {NODE}"),
     ],
 )
-def test_a_network_that_hangs_or_is_not_there(fault, words, start):
+def test_a_hanging_or_missing_network_is_reported(fault, words, start):
     done, found = start(fault, "--wait", "3")
-    gives_up(done, found, "SOCKET_IFNAME")
+    assert_gave_up(done, found, "SOCKET_IFNAME")
     assert re.search(words, done.stderr) and len(found["processes"]) == 2
 
 
@@ -224,11 +224,11 @@ def test_a_rank_that_hangs_later_is_named(start):
     hangs = f"check.matmul_tflops = lambda _: time.sleep(99 * (1 - {rank})) or {{}}"
     done, found = start(hangs, "--wait", "3")
     assert done.returncode == 2 and found["all_reduce"]  # measured before
-    line = f"Error: rank 0 on {NODE}: no speeds within 3 s; ranks on"
+    line = f"Error: rank 0 on {NODE}: no TFLOP/s within 3 s; ranks on"
     assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
-def test_where_nothing_can_be_written(room, sample):
+def test_an_unwritable_folder_is_an_error(room, sample):
     (room / "logs").write_text("")
     done = run(["bash", "run.sh", "../bench/check.py"], room, sample)
     assert done.returncode == 2 and done.stdout == ""
@@ -236,7 +236,7 @@ def test_where_nothing_can_be_written(room, sample):
     assert "--to FILE" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_bus_bandwidth():
+def test_bus_bandwidth_is_that_of_nccl_tests():
     """As nccl-tests define it: of 8 ranks each link carries 14 / 8 of the bytes."""
     size, seconds = 128 * MB, 1e-3
     speed = check.bus_bandwidth("all_reduce", 8, size, seconds)
@@ -246,16 +246,16 @@ def test_bus_bandwidth():
 
 
 @pytest.mark.parametrize("seconds", [1e-5, 1e-2, 3.0])
-def test_repeats(seconds, monkeypatch):
+def test_fast_operations_are_repeated_and_slow_ones_are_not(seconds, monkeypatch):
     now, done = [0.0], []
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr(check, "time", clock)
 
-    def do():  # time passes here alone
+    def operation():  # only here time passes
         now[0] += seconds
-        done.append(do)
+        done.append(operation)
 
-    measured = check.seconds_of(do, torch.device("cpu"))
+    measured = check.median_seconds(operation, torch.device("cpu"))
     assert measured == pytest.approx(seconds)
     assert len(done) == 5 or (len(done) > 5 and now[0] < 0.8)
 
@@ -280,22 +280,25 @@ def process(rank, gpu=None, *seen, cpus="0-3", count=4, threads=1):
         ("", "", [process(0), process(1)]),
         ("", "", [process(0, "a", "a", "b"), process(1, "b", "a", "b")]),
         ("", "", [process(0, "a", "a"), process(1, "b", "b")]),
-        ("ranks 2, 3 .* a: ", "", [process(2, "a", "a"), process(3, "a", "a")]),
-        ("", "nobody uses 1 of the 2 GPUs seen on n1", [process(0, "a", "a", "b")]),
+        ("ranks 2, 3 .* GPU a: ", "", [process(2, "a", "a"), process(3, "a", "a")]),
+        ("", "n1 has 1 unused GPUs of 2", [process(0, "a", "a", "b")]),
         ("", "", [process(0, cpus="0", count=1), process(1, cpus="1", count=1)]),
-        ("", "5 threads fight over CPU 0-3", [process(0, threads=4), process(1)]),
+        ("", "5 threads compete for CPU 0-3", [process(0, threads=4), process(1)]),
     ],
 )
-def test_what_processes_share(problems, warnings, here, capsys, monkeypatch):
+def test_shared_gpus_and_cpus_are_reported(
+    problems, warnings, here, capsys, monkeypatch
+):
     job = make_job()
     check.check_gpu_sharing(job, "n1", here)
     for kind, words in (("problems", problems), ("warnings", warnings)):
         assert len(job.found[kind]) == bool(words)
         assert re.search(words, " ".join(job.found[kind]))
     if problems:  # then NCCL would hang
-        check.look_at_network(job)
+        check.check_network(job)
         assert (
-            "Nothing was sent: each process needs a GPU" in capsys.readouterr().out
+            "No communication: each process needs its own GPU"
+            in capsys.readouterr().out
         )
 
 
@@ -306,7 +309,7 @@ def test_what_processes_share(problems, warnings, here, capsys, monkeypatch):
         (["MNIST", "CINIC", "cifar-100-python"], ["exercise8", "dp_ddp_intro"]),
     ],
 )
-def test_data(missing, there, sample, tmp_path):
+def test_exercises_with_complete_data_are_found(missing, there, sample, tmp_path):
     for folder in sample.iterdir():
         (tmp_path / folder.name).mkdir()
         for file in folder.iterdir():
@@ -323,19 +326,19 @@ def test_data(missing, there, sample, tmp_path):
     assert found["bytes_read"] == max(map(os.path.getsize, files))
 
 
-def test_nodes_whose_data_differ(monkeypatch, capsys):
+def test_different_data_on_two_nodes_is_reported(monkeypatch, capsys):
     common = {"error": None, "datadir": "/data", "file": None}
     rows = [{"node": "n1", "exercises": ["a", "b"], **common}, None]
     rows += [{"node": "n2", "exercises": ["a"], **common}, None]
     job = make_job()
     monkeypatch.setattr(job, "gather", lambda what, row: rows)
-    check.look_at_data(job)
+    check.check_data(job)
     assert job.found["data"] == rows[::2]
     (warning,) = job.found["warnings"]
-    assert warning.startswith("n2 has other data than n1: `export DATADIR=`")
+    assert warning.startswith("n2 and n1 have different data: set DATADIR")
 
 
-def test_what_is_said_of_a_gpu(monkeypatch):
+def test_a_gpu_is_described(monkeypatch):
     gpus = [
         SimpleNamespace(name="A100", total_memory=80e9, uuid="1a2b"),
         SimpleNamespace(name="V100", total_memory=16e9, uuid="3c4d"),
@@ -348,7 +351,7 @@ def test_what_is_said_of_a_gpu(monkeypatch):
     assert shown == ("V100", 16, "3c4d", ["1a2b", "3c4d"])
 
 
-def test_it_needs_nothing_beyond_pytorch():
+def test_it_imports_only_pytorch():
     others = "tqdm", "numpy", "matplotlib", "tensorboard", "torchvision"
     code = f"import sys; sys.modules |= dict.fromkeys({others}); import check"
     done = run([sys.executable, "-c", code], REPOSITORY / "bench")

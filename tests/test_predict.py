@@ -1,4 +1,4 @@
-"""bench/predict/: the model's arithmetic, its inputs, and how far off it was."""
+"""bench/predict/: the model, its inputs and its errors."""
 
 import json
 import re
@@ -23,7 +23,7 @@ ONE, TWO = "pytorch_dvc_cnn_pretrained", "pytorch_dvc_cnn_pretrained_multigpu"
 
 
 def check(nodes=2, here=1, backend="gloo", seconds=lambda size: 0.001 + size / 1e9):
-    """Return what check.py leaves of processes of which here are on each node."""
+    """Return check.py's results for nodes with `here` processes each."""
     row = {"over": "all", "nodes": nodes, "processes": nodes * here}
     sizes = 2**12, 2**16, MIB, 16 * MIB
     rows = [row | {"bytes": size, "seconds": seconds(size)} for size in sizes]
@@ -42,8 +42,8 @@ def result(script, gpus, batch, seconds, **more):
 
 
 @pytest.fixture
-def there(tmp_path, monkeypatch):
-    """A folder with runs on one and two GPUs, and checks of one and two nodes."""
+def runs_folder(tmp_path, monkeypatch):
+    """Return a folder with runs on one and two GPUs, and checks of 1 and 2 nodes."""
     monkeypatch.chdir(tmp_path)
     one = result(ONE, 1, 25, 0.1)
     lines = one + result(ONE, 1, 50, 0.19) + result(TWO, 2, 25, 0.13)
@@ -58,7 +58,7 @@ def there(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tables(capsys):
-    """Call it to run predict.py: the lines of both tables, and what it printed."""
+    """Return a function that runs predict.py: both tables, and the output."""
 
     def tables(*options):
         call(predict, *options)
@@ -69,7 +69,7 @@ def tables(capsys):
     return tables
 
 
-def test_an_all_reduce_by_hand():
+def test_the_all_reduce_formula():
     """A ring of n sends 2(n-1)/n of the bytes through each link, in 2(n-1) hops."""
     for n in (2, 4, 8):
         by_hand = 2 * (n - 1) * 0.001 + 2 * (n - 1) / n
@@ -82,7 +82,7 @@ def test_an_all_reduce_by_hand():
     assert all_reduce_formula(MIB, 1024, links) == pytest.approx(tree)
 
 
-def test_what_was_measured_counts():
+def test_measurements_override_the_formula():
     links = make_links(None, [check()])
     for row in check()["all_reduce"]:
         found = step_model.all_reduce_seconds(row["bytes"], 2, links)
@@ -99,8 +99,8 @@ def test_what_was_measured_counts():
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_checks_of_different_groups(backend):
-    """Each counts as it was laid out, in whichever order they come."""
+def test_checks_of_different_groups_combine(backend):
+    """Each counts with its layout, in any order."""
     site = step_model.load_site("lumi")
     small, slower = check(1, 2, backend), check(1, 2, backend, lambda size: 1.0)
     large = check(2, 8, backend, lambda size: 0.002 + size / 1e10)
@@ -128,8 +128,8 @@ B200 = {16: 71.80, 32: 142.90, 64: 197.77, 128: 260.50, 2**14: 376.71}
 
 
 @pytest.mark.parametrize("gpus, inside, measured", [(8, 450, H200), (32, 900, B200)])
-def test_nccl_by_the_size_of_a_message(gpus, inside, measured):
-    """Bus bandwidth that others measured: {MiB: GB/s}; no constant was chosen by it.
+def test_nccl_bandwidth_by_message_size(gpus, inside, measured):
+    """Bus bandwidth of others, {MiB: GB/s}; no constant was fitted to it.
 
     From stas00's ml-engineering, network/benchmarks; the README quotes it.
     """
@@ -142,8 +142,8 @@ def test_nccl_by_the_size_of_a_message(gpus, inside, measured):
         assert f"| {size:,} MiB | {found:.0f} | {speed:.0f} |" in README
 
 
-def test_a_step_by_hand():
-    """Buckets of 1 MiB, 25 MiB, ... are sent one after another, when ready."""
+def test_a_step_has_the_predicted_parts():
+    """Buckets of 1 MiB, 25 MiB, ... follow one another, each when it is ready."""
     free = replace(RING, bandwidth={"between": 1e9}, hop={"inside": 0, "between": 0})
     step = predict_step(8, WORKLOAD, free)
     assert step.seconds == pytest.approx(0.12)  # the compute, and the overhead
@@ -168,15 +168,15 @@ def test_a_step_by_hand():
     assert loading.seconds == pytest.approx(4 * 10 / 100)
 
 
-def test_a_line_through_batch_sizes():
+def test_compute_is_a_line_over_batch_sizes():
     assert step_model.fit_compute({16: 0.2}, 16) == (0.0125, 0)
     found = step_model.fit_compute({8: 0.1, 16: 0.16}, 16)
     assert found == pytest.approx((0.0075, 0.04))
     assert step_model.fit_compute({8: 0.07, 16: 0.16}, 16)[1] == 0  # noise
 
 
-def test_from_runs_and_checks(there, tables):
-    """The sync overhead is what a step on two GPUs of a node takes more."""
+def test_tables_from_runs_and_checks(runs_folder, tables):
+    """The sync overhead is the extra time of a step on two GPUs of a node."""
     weak, strong, out = tables("results.jsonl", "--check", "here.json", "two.json")
     workload = Workload(25, 40e6, 0.0036, 0.01)
     one_node = make_links(None, [check(1, 2)])
@@ -185,7 +185,7 @@ def test_from_runs_and_checks(there, tables):
     assert predict_step(2, workload, one_node).seconds == pytest.approx(0.13)
     two_nodes = make_links(None, [check(2, 1)])
     step = predict_step(2, workload, two_nodes)
-    assert "Weak scaling, 25 per GPU" in out and "Strong scaling, 25 in all" in out
+    assert "Weak scaling, 25 per GPU" in out and "Strong scaling, 25 in total" in out
     rows = [line.split() for line in weak[:-2]]
     assert [int(row[0]) for row in rows] == [2**i for i in range(10)]
     assert rows[0][3] == "100" and rows[1][3] == f"{1e3 * step.seconds:.4g}"
@@ -202,7 +202,7 @@ def test_from_runs_and_checks(there, tables):
     assert f"sync overhead {1e3 * overhead:.2f}" in often[-1]
 
 
-def test_what_bounds_it(there, tables):
+def test_network_or_loading_bounds_the_step(runs_folder, tables):
     options = "--check", "slow.json", "--images", 10**6
     weak, *_ = tables("one.jsonl", *options)
     assert weak[-2].startswith("Worth it up to 1 GPU: 2 are 0.")
@@ -212,12 +212,12 @@ def test_what_bounds_it(there, tables):
     weak, *_ = tables("one.jsonl", "--site", "h100-ndr", "--gpus", 8)
     assert "sync overhead 6.00, network 0." in weak[-1]  # 6 % without a run on two
     weak, _, out = tables("one.jsonl", "--check", "here.json", "--gpus", 16)
-    assert out.startswith("Only one node was checked; for more, add --check of two")
+    assert out.startswith("Only one node was checked; add a --check of two")
     assert [line.split()[0] for line in weak[:-2]] == ["1", "2"]
 
 
-def test_which_runs_count(there):
-    """The newest run on two, its base, and the same script on other batches."""
+def test_the_newest_matching_runs_count(runs_folder):
+    """The newest run on two GPUs, its baseline, and other batches of that script."""
     old = {"finished": "2026-11-21T10:00:00"}
     new = {"finished": "2026-11-22T11:00:00"}
     fast = {"options": {"epochs": 9, "batch_size": 25, "seed": 1}}
@@ -229,7 +229,7 @@ def test_which_runs_count(there):
         result("cinic_ddp", 2, 25, 0.9, **old, **fast),
         result("cinic_ddp", 2, 25, 0.12, **new),
     ]
-    (there / "cinic.jsonl").write_text("".join(lines))
+    (runs_folder / "cinic.jsonl").write_text("".join(lines))
     links = make_links(None, [check(1, 2)])
     found = predict.measured_workload(["cinic.jsonl"], None, links)
     workload, images, unit, runs = found
@@ -237,18 +237,18 @@ def test_which_runs_count(there):
     assert workload.sample_seconds == pytest.approx(0.1 / 25)
     assert predict_step(2, workload, links).seconds == pytest.approx(0.12)
     assert [run["script"] for run in runs] == ["cinic_tensorboard", "cinic_ddp"]
-    # Each of its processes has all data, and takes two steps for one.
+    # Each process has all data, and takes two steps for one.
     lines = result("single", 1, 25, 0.1), result("ddp_no_sampler", 2, 25, 0.2)
-    (there / "single.jsonl").write_text("".join(lines))
+    (runs_folder / "single.jsonl").write_text("".join(lines))
     *_, runs = predict.measured_workload(["single.jsonl"], None, links)
     assert [run["script"] for run in runs] == ["single"]
 
 
-def test_of_cpu_cores_it_says_so(there, capsys):
-    """They have no GPU hours. And it says which runs these are, and their notes."""
+def test_cpu_cores_get_a_warning(runs_folder, capsys):
+    """They have no GPU hours. The runs and their notes are printed."""
     gpu = [result(ONE, 1, 25, 0.1, device="H200", epoch_ends=[1])]
     gpu += [result(TWO, 2, 25, 0.13, device="H200")]
-    (there / "gpu.jsonl").write_text("".join(gpu))
+    (runs_folder / "gpu.jsonl").write_text("".join(gpu))
     call(predict, "results.jsonl", "--site", "lumi")
     out, err = capsys.readouterr()
     assert out.startswith(
@@ -256,7 +256,7 @@ def test_of_cpu_cores_it_says_so(there, capsys):
     )
     assert "efficiency   epoch,s\n" in out and "kWh" not in out
     assert len(out.splitlines()[4].split()) == 8  # up to epoch,s
-    warned = "Warning: this is a prediction of CPU cores like those of the runs, not"
+    warned = "Warning: this predicts more CPU cores like those of the runs, not GPUs"
     assert err.startswith(warned) and err.count("\n") == 1
     call(predict, "gpu.jsonl", "--site", "lumi")
     out, err = capsys.readouterr()
@@ -264,7 +264,7 @@ def test_of_cpu_cores_it_says_so(there, capsys):
     assert "Warning: compared with only one epoch: the first one is slow\n" in err
 
 
-def test_numbers_of_gpus_and_batches(there, tables):
+def test_gpus_and_batches_are_limited(runs_folder, tables):
     for most in ("1", "3", "48"):
         weak, *_ = tables("one.jsonl", "--site", "lumi", "--gpus", most)
         assert weak[-3].split()[0] == most
@@ -273,20 +273,20 @@ def test_numbers_of_gpus_and_batches(there, tables):
     weak, strong, _ = tables("one.jsonl", "--site", "lumi", *options)
     assert [line.split()[0] for line in strong[:-2]] == ["1", "2"]
     assert weak[-3].split()[:3] == ["8", "1", "200"]  # an epoch is one step
-    assert weak[-2] == "Worth it up to 8 GPUs: there are no images for more."
+    assert weak[-2] == "Worth it up to 8 GPUs: more GPUs would have no images."
 
 
-def test_sequences_are_counted_as_tokens(there, tables):
+def test_sequences_are_counted_as_tokens(runs_folder, tables):
     options = {"epochs": 2, "batch_size": 16, "length": 64, "seed": 0}
     more = {"options": options, "counts": "tokens", "tokens_per_epoch": 64 * 1024}
     line = result("single", 1, 16, 0.1, **more, tokens_per_second=16 * 64 / 0.1)
-    (there / "tokens.jsonl").write_text(line)
+    (runs_folder / "tokens.jsonl").write_text(line)
     weak, _, out = tables("tokens.jsonl", "--site", "lumi")
     assert "sequences/s" in out and weak[0].split()[:4] == ["1", "1", "16", "100"]
 
 
-def test_each_site(tables, there):
-    """Its figures have sources, and its table ends."""
+def test_each_site_has_sources(tables, runs_folder):
+    """And its table is complete."""
     for file in sorted(FOLDER.glob("sites/*.json")):
         site = json.loads(file.read_text())
         for part in ("inside", "between", "watts", "resnet50"):
@@ -309,8 +309,8 @@ def test_an_unmeasured_model_is_as_fast_as_its_arithmetic():
     assert workload.gradient_bytes == 4 * 138_357_544
 
 
-def test_a_speed_and_gradients(there, tables):
-    """Of batches of 32 images, and epochs of ImageNet."""
+def test_speed_and_gradients_are_enough(runs_folder, tables):
+    """The defaults are batches of 32 images, and epochs of ImageNet."""
     options = "--speed", 100, "--gradient-mb", 440, "--gpus", 16
     weak, *_ = tables("--site", "lumi", *options)
     links = make_links(step_model.load_site("lumi"))
@@ -325,40 +325,42 @@ def test_a_speed_and_gradients(there, tables):
     assert weak[-3].split()[3] == f"{1e3 * step.seconds:.4g}"
 
 
-def test_mistakes(there):
-    (there / "two.jsonl").write_text(result(TWO, 2, 25, 0.1))
-    (there / "old.jsonl").write_text(result(ONE, 1, 25, 0.1, gradient_bytes=None))
+def test_user_errors(runs_folder):
+    (runs_folder / "two.jsonl").write_text(result(TWO, 2, 25, 0.1))
+    (runs_folder / "old.jsonl").write_text(
+        result(ONE, 1, 25, 0.1, gradient_bytes=None)
+    )
     steps = {"epochs": 2, "batch_size": 25, "steps": 6}
-    (there / "steps.jsonl").write_text(result(ONE, 1, 25, 0.1, options=steps))
-    (there / "half.json").write_text('{"all_reduce": [')
-    (there / "other.json").write_text("{}")
-    (there / "list.json").write_text("[1]")
+    (runs_folder / "steps.jsonl").write_text(result(ONE, 1, 25, 0.1, options=steps))
+    (runs_folder / "half.json").write_text('{"all_reduce": [')
+    (runs_folder / "other.json").write_text("{}")
+    (runs_folder / "list.json").write_text("[1]")
     row = {"nodes": 1, "processes": 2, "bytes": 1024, "seconds": 0.1}
     forms = [3, ["x"], [[1]], [{"nodes": 1}]]
     wrong = {"seconds": -5}, {"seconds": float("nan")}, {"bytes": 0}, {"nodes": "2"}
     forms += [[row | change] for change in wrong]
     forms = [{"backend": "gloo", "all_reduce": form} for form in forms]
     for form in (*forms, {"all_reduce": [row]}):
-        (there / "form.json").write_text(json.dumps(form))
-        with raises_user_error("^form.json: not as in sites/ or by check.py"):
+        (runs_folder / "form.json").write_text(json.dumps(form))
+        with raises_user_error("^form.json: not a site or an output of check.py"):
             call(predict, "one.jsonl", "--check", "form.json")
     site = {"gpus_per_node": 8, "inside": {"gb_per_s": 50}}
     wrong = {"gpus_per_node": -1}, {"inside": 3}, {"inside": {"gb_per_s": "50"}}
     for change in wrong:
-        (there / "site.json").write_text(json.dumps(site | change))
-        with raises_user_error("^site.json: not as in sites/"):
+        (runs_folder / "site.json").write_text(json.dumps(site | change))
+        with raises_user_error("^site.json: not a site"):
             call(predict, "one.jsonl", "--site", "site.json")
     for words, options in [
-        ("no network is given; add --check FILE", "one.jsonl"),
-        ("no runs are given; add RESULTS.jsonl, --model", "--site lumi --speed 5"),
+        ("no network; add --check FILE", "one.jsonl"),
+        ("no runs; add RESULTS.jsonl, --model", "--site lumi --speed 5"),
         ("no site nowhere; .* a100-hdr, alvis", "one.jsonl --site nowhere"),
         ("cannot read half.json: ", "one.jsonl --check half.json"),
         ("no all_reduce in other.json", "one.jsonl --check other.json"),
         ("no all_reduce in list.json", "one.jsonl --check list.json"),
         ("-5 is not from 0.01", "--site lumi --gradient-mb 9 --speed -5"),
         ("nan is not from 0.001", "--site lumi --speed 9 --gradient-mb nan"),
-        ("give the --images", "steps.jsonl --site lumi"),
-        ("give more --images", "one.jsonl --site lumi --images 10"),
+        ("add --images", "steps.jsonl --site lumi"),
+        ("increase --images", "one.jsonl --site lumi --images 10"),
         ("no run on one GPU", "two.jsonl --site lumi"),
         ("no gradient_bytes in these runs", "old.jsonl --site lumi"),
         ("0 is not from 1", "one.jsonl --site lumi --gpus 0"),
@@ -394,7 +396,7 @@ def test_the_readme_has_the_figures_of_validate(capsys):
     assert off and {f"`{name}`" for name in off} <= {*re.findall("`.*?`", README)}
 
 
-def test_as_a_command(tmp_path):
+def test_it_runs_as_a_command(tmp_path):
     room = copy_exercise("exercise8", tmp_path)
     command = [sys.executable, "../bench/predict/predict.py", "--site", "lumi"]
     done = run([*command, "--model", "resnet18"], room)

@@ -1,4 +1,4 @@
-"""Predicts how fast DDP is on many GPUs, from its speed on one or two.
+"""Prediction of DDP's speed on many GPUs, from its speed on one or two.
 
     cd exercise8
     python ../bench/predict/predict.py logs/results.jsonl --check logs/check.json
@@ -6,10 +6,10 @@
     python ../bench/predict/predict.py --site lumi --model vgg16 --batch-size 25
     python ../bench/predict/predict.py --site lumi --speed 119.6 --gradient-mb 440
 
-The compute of a GPU comes from runs on one GPU, the sync overhead from a run on two
-GPUs of a node, and the network from what check.py measured, or from a site's data
-sheets and NCCL's formulas (sites/). from-to: a network at its peak and no overhead;
-half the network, and twice the overhead, or more with more GPUs. README.md explains
+The compute is taken from runs on one GPU, the sync overhead from a run on two GPUs
+of a node, and the network from check.py, or from a site's data sheets and NCCL's
+formulas (sites/). from-to: from the full network speed without sync overhead to half
+the network speed with twice the overhead, or more with more GPUs. README.md explains
 the model.
 """
 
@@ -44,7 +44,7 @@ from results import read_runs, warn
 from pairs import PAIRS
 
 DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG")}
-DDP.remove("ddp_no_sampler")  # each of its processes trains on all data
+DDP.remove("ddp_no_sampler")  # each process trains on all data
 IMAGENET = 1281167  # images
 WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
 
@@ -66,10 +66,10 @@ class Row(NamedTuple):
 
 
 def predict_rows(workload, links, images, max_gpus, global_batch=None):
-    """Return a Row for each power of two up to max_gpus, and for that.
+    """Return a Row for each power of two up to max_gpus, and for max_gpus.
 
-    images: of an epoch; global_batch: the one that the GPUs share, or None, if each
-    has a batch of its own.
+    images: per epoch; global_batch: the fixed batch of all GPUs together, or None
+    for a fixed batch per GPU.
     """
     rows = []
     powers = [2**i for i in range(max_gpus.bit_length()) if 2**i < max_gpus]
@@ -85,14 +85,14 @@ def predict_rows(workload, links, images, max_gpus, global_batch=None):
         nodes = ceil(n / links.gpus_per_node)
         rows.append(Row(n, nodes, batch, epoch_seconds, step, best, worst))
     if not rows:
-        raise UserError("an epoch is less than one batch; give more --images")
+        raise UserError("an epoch is less than one batch; increase --images")
     return rows
 
 
 def print_table(rows, unit, watts, on_gpus):
-    """Print a line for each row.
+    """Print the rows.
 
-    watts: of a GPU, or None; on_gpus: false for CPU cores, which have no GPU hours.
+    watts: per GPU, or None; on_gpus: False for CPU cores, which have no GPU hours.
     """
     header = f"GPUs nodes    batch step,ms         from-to {unit + '/s':>11} "
     header += "efficiency   epoch,s"
@@ -114,7 +114,7 @@ def print_table(rows, unit, watts, on_gpus):
 
 
 def format_verdict(rows, workload, max_gpus):
-    """Return up to where more GPUs are worth it, and what a step takes there."""
+    """Return how many GPUs are worth it, and the parts of a step there."""
     last = after = rows[-1]
     gain = 1
     for row, more in pairwise(rows):
@@ -126,7 +126,7 @@ def format_verdict(rows, workload, max_gpus):
     if after is not last:
         text += f": {after.gpus} are {gain:.2f} times as fast"
     elif last.gpus < max_gpus:
-        text += ": there are no images for more"
+        text += ": more GPUs would have no images"
     step, fixed_seconds = after.step, workload.fixed_seconds * workload.accumulate
     return (
         f"{text}.\nA step on {after.gpus}, in ms: compute {step.compute * 1e3:.2f} "
@@ -137,15 +137,15 @@ def format_verdict(rows, workload, max_gpus):
 
 
 def step_seconds(run):
-    """Return the seconds of a step of a run, whose speed may count tokens."""
+    """Return the seconds per step of a run, whose speed may be in tokens."""
     return run["batch"] * run["options"].get("length", 1) / run["speed"]
 
 
 def measured_workload(files, images, links):
-    """Return the newest runs' Workload, an epoch's images, their unit, and rows.
+    """Return the newest runs' Workload, images per epoch, their unit, and rows.
 
-    images: of an epoch, or None: as many as the runs had. The rows are compare()'s
-    that count: the one on one GPU and, if there is one, the one on two.
+    images: per epoch, or None to use those of the runs. The rows are those of
+    compare() for one GPU and, if there is one, for two.
     """
     groups = compare(read_runs(files)).values()
     newest = max(groups, key=lambda runs: max(run["end"] for run in runs))
@@ -153,7 +153,7 @@ def measured_workload(files, images, links):
     on_one = [run for run in newest if run["gpus"] == 1]
     singles = [run for run in on_one if run["script"] not in MULTI_GPU]
     if not singles:
-        raise UserError("no run on one GPU; start the script that has no DDP")
+        raise UserError("no run on one GPU; run the script without DDP")
     base, on_two = singles[-1], None
     for run in newest:
         two = run["gpus"] == 2 and run["nodes"] == 1 and run["script"] in DDP
@@ -164,7 +164,7 @@ def measured_workload(files, images, links):
             "no gradient_bytes in these runs; run a PyTorch script again"
         )
     if base["options"].get("steps") and not images:
-        raise UserError("these runs had --steps; give the --images of an epoch")
+        raise UserError("these runs had --steps; add --images, those of an epoch")
     batch, seconds = base["batch"], {}
     for run in singles:
         same = comparable_options(run) == comparable_options(base)
@@ -182,9 +182,9 @@ def measured_workload(files, images, links):
 
 
 def model_workload(name, batch, site, precision):
-    """Return the Workload of a model of torchvision, by the site's ResNet-50."""
+    """Return the Workload of a torchvision model, by the site's ResNet-50."""
     if name not in models.list_models(module=models):
-        raise UserError(f"no {name} in torchvision.models; give another --model")
+        raise UserError(f"no {name} in torchvision.models; choose another --model")
     flops = []
     for model_name in "resnet50", name:
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
@@ -199,29 +199,39 @@ def model_workload(name, batch, site, precision):
 def parse_options():
     parser = OptionParser(__doc__)
     add, number = parser.add_argument, at_least(1)
-    add("files", nargs="*", metavar="RESULTS.jsonl", help="runs; default: none")
-    text = "output files of check.py; default: none"
+    add("files", nargs="*", metavar="RESULTS.jsonl", help="runs (default: none)")
+    text = "output files of check.py (default: none)"
     add("--check", nargs="+", default=[], metavar="JSON", help=text)
-    add("--site", help="name in sites/, or a file like those; default: none")
-    add("--model", help="torchvision model without runs; default: none")
-    add("--speed", type=at_least(0.01), help="images/s of one GPU; default: none")
-    add("--gradient-mb", type=at_least(0.001), help="MB of gradients; default: none")
-    add("--batch-size", type=number, default=32, help="batch per GPU without runs")
-    add("--amp", action="store_true", help="autocast, for --model")
-    add("--images", type=number, help="images per epoch; default: as measured")
-    text = "batch for strong scaling; default: that of one GPU"
+    add("--site", help="name or file of a site (default: none)")
+    add("--model", help="torchvision model, without runs (default: none)")
+    add("--speed", type=at_least(0.01), help="images/s of one GPU (default: none)")
+    add(
+        "--gradient-mb", type=at_least(0.001), help="MB of gradients (default: none)"
+    )
+    add("--batch-size", type=number, default=32, help="images per GPU, without runs")
+    add("--amp", action="store_true", help="16-bit speed, for --model")
+    add("--images", type=number, help="images per epoch (default: as measured)")
+    text = "global batch for strong scaling (default: that of one GPU)"
     add("--global-batch-size", type=number, help=text)
     add("--accumulate", type=number, default=1, help="batches per all-reduce")
-    add("--loader-rate", type=number, help="images/s per GPU; default: unlimited")
-    add("--storage-rate", type=number, help="images/s for all; default: unlimited")
+    add(
+        "--loader-rate",
+        type=number,
+        help="images/s of a GPU's loader (default: unlimited)",
+    )
+    add(
+        "--storage-rate",
+        type=number,
+        help="images/s of the shared storage (default: unlimited)",
+    )
     add("--gpus", type=number, default=1024, help="largest number of GPUs")
     args = parser.parse_args()
     if not args.site and not args.check:
-        raise UserError("no network is given; add --check FILE, or --site NAME")
+        raise UserError("no network; add --check FILE or --site NAME")
     if args.files or (args.speed and args.gradient_mb) or (args.model and args.site):
         return args
     text = "RESULTS.jsonl, --model, or --speed and --gradient-mb"
-    raise UserError(f"no runs are given; add {text}")
+    raise UserError(f"no runs; add {text}")
 
 
 def main():
@@ -234,12 +244,13 @@ def main():
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         files = " ".join(filter(None, [args.site, *args.check]))
         text = (
-            f"{files}: not as in sites/ or by check.py ({error!r}); give other files"
+            f"{files}: not a site or an output of check.py ({error!r}); "
+            "choose other files"
         )
         raise UserError(text) from None
     max_gpus = args.gpus
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
-        print("Only one node was checked; for more, add --check of two, or --site\n")
+        print("Only one node was checked; add a --check of two nodes, or --site\n")
         max_gpus = links.gpus_per_node
     images, unit, runs = args.images or IMAGENET, "images", []
     if args.files:
@@ -256,7 +267,7 @@ def main():
     global_batch = args.global_batch_size or workload.batch
     tables = {
         f"Weak scaling, {workload.batch} per GPU": None,
-        f"Strong scaling, {global_batch} in all": global_batch,
+        f"Strong scaling, {global_batch} in total": global_batch,
     }
     watts = site.get("watts", {}).get("per_gpu")
     on_gpus = not (runs and runs[0]["processor"].startswith("CPU core"))
@@ -265,7 +276,7 @@ def main():
         for note in run["notes"]:
             warn(note)
     if not on_gpus:
-        warn("this is a prediction of CPU cores like those of the runs, not of GPUs")
+        warn("this predicts more CPU cores like those of the runs, not GPUs")
     for title, shared in tables.items():
         rows = predict_rows(workload, links, images, max_gpus, shared)
         print(title)

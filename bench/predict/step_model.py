@@ -1,9 +1,9 @@
 """The time of a DDP step on n GPUs: the model behind predict.py.
 
-A step is the compute of one GPU on its batch, the overhead of being synchronized,
-which stretches the compute, and the part of the all-reduces that ends after the
-backward pass. DDP all-reduces the gradients in buckets, each as soon as it is ready,
-one after another. README.md has the sources, and how far off the model was.
+A step consists of the compute of one GPU on its batch, the sync overhead, which
+stretches the compute, and the part of the all-reduces that ends after the backward
+pass. DDP all-reduces the gradients in buckets, one after another, each as soon as it
+is ready. README.md has the sources and the errors of the model.
 """
 
 import json
@@ -19,14 +19,15 @@ from common.cli import UserError
 
 MIB = 2**20
 # DDP's buckets (bucket_cap_mb, and torch.distributed's _DEFAULT_FIRST_BUCKET_BYTES).
-# The first is small, to start early. DDP never splits a tensor, so its own may be
-# larger than these.
+# The first is small, to start early. DDP never splits a tensor, and its buckets may
+# be larger.
 FIRST_BUCKET, BUCKET_CAP = MIB, 25 * MIB
-BACKWARD = 2 / 3  # of the compute: two products for each one of the forward pass
-SYNC_OVERHEAD = 0.06  # of the compute, where no run on two GPUs tells
+BACKWARD = 2 / 3  # of the compute: two products for each product of the forward pass
+SYNC_OVERHEAD = 0.06  # of the compute, without a run on two GPUs
 BANDWIDTH_EFFICIENCY = 0.8  # of a data sheet's bandwidth, for large messages
-# Of NCCL's src/graph/tuning.cc, protocol Simple, in seconds: to start an all-reduce,
-# a hop between two GPUs, between two nodes, and between two GPUs of a tree.
+# From NCCL's src/graph/tuning.cc, protocol Simple, in seconds: the start of an
+# all-reduce, a hop between two GPUs, between two nodes, and between two GPUs of a
+# tree.
 STARTUP = 8.4e-6
 HOP = {"NVLink": 3.4e-6, "PCIe": 5.7e-6}
 NETWORK_HOP = 14e-6
@@ -37,13 +38,13 @@ TREE_EFFICIENCY = 0.55  # 0.92 x 0.85 x NCCL's correction for 1 to 64 MiB
 
 @dataclass
 class Workload:
-    """What a GPU does in a step, and the gradients that it shares."""
+    """The work of a GPU in a step, and the size of its gradients."""
 
     batch: int  # per GPU
     gradient_bytes: float
-    sample_seconds: float  # of each sample of a batch
-    fixed_seconds: float = 0  # of a batch, whatever its size
-    sync_overhead: float | None = None  # seconds; None: SYNC_OVERHEAD of a batch's
+    sample_seconds: float  # per sample of a batch
+    fixed_seconds: float = 0  # per batch, whatever its size
+    sync_overhead: float | None = None  # seconds; default: SYNC_OVERHEAD
     overlap: bool = True  # of the all-reduces with the backward pass
     accumulate: int = 1  # batches per all-reduce
     loader_rate: float = math.inf  # images/s of the loader of one GPU
@@ -60,19 +61,19 @@ class Workload:
 
 @dataclass
 class Links:
-    """What connects GPUs, "inside" a node and "between" nodes."""
+    """The links between GPUs, "inside" a node and "between" nodes."""
 
-    bandwidth: dict  # GB/s: inside, of a GPU to its neighbour; between, of a node
+    bandwidth: dict  # GB/s: inside, from a GPU to its neighbour; between, per node
     hop: dict  # seconds
     gpus_per_node: int = 1
     startup: float = STARTUP
-    has_trees: bool = True  # NCCL has them, Gloo has rings alone
-    # Of check.py: processes, how many of them per node, and seconds by bytes.
+    has_trees: bool = True  # NCCL has trees, Gloo only rings
+    # From check.py: processes, processes per node, and {bytes: seconds}.
     checks: dict = field(default_factory=dict)
 
 
 class Step(NamedTuple):
-    """The parts of a step, in seconds, and the all-reduces of its buckets."""
+    """The parts of a step in seconds, and the all-reduces of its buckets."""
 
     compute: float
     sync_overhead: float
@@ -93,16 +94,16 @@ def load_json(file, *keys):
         raise UserError(f"cannot read {file}: {error}") from None
     for key in keys:
         if not isinstance(content, dict) or not content.get(key):
-            raise UserError(f"no {key} in {file}; give another file")
+            raise UserError(f"no {key} in {file}; choose another file")
     return content
 
 
 def load_site(name, *keys):
-    """Return a site of sites/, or of a file like those, or raise UserError."""
+    """Return a site of sites/ or of another file, or raise UserError."""
     folder = Path(__file__).parent / "sites"
     known = {file.stem: file for file in sorted(folder.glob("*.json"))}
     if name not in known and not Path(name).exists():
-        raise UserError(f"no site {name}; give a file, or one of {', '.join(known)}")
+        raise UserError(f"no site {name}; choose a file, or {', '.join(known)}")
     return load_json(known.get(name, name), "gpus_per_node", "inside", *keys)
 
 
@@ -114,11 +115,11 @@ def positive(number):
 
 
 def make_links(site, checks=()):
-    """Return the Links of a site, or None, and of what check.py measured.
+    """Return the Links of a site and of check.py's measurements.
 
-    site: a dict as in sites/; checks: dicts of check.py's files. Where both tell,
-    the check counts, and of several checks the one of the most processes. Raises
-    LookupError, TypeError, ValueError or AttributeError if they have another form.
+    site: a dict as in sites/, or None; checks: dicts of check.py's files. A check
+    overrides the site, and the one with the most processes counts. Raises
+    LookupError, TypeError, ValueError or AttributeError if a dict has another form.
     """
     hop = {"inside": HOP["NVLink"], "between": NETWORK_HOP}
     links = Links({"inside": math.inf}, hop)
@@ -146,11 +147,11 @@ def make_links(site, checks=()):
 
 
 def add_check(links, where, rows):
-    """Set what the rows with the most processes tell of the links there."""
+    """Set the links there, from the rows with the most processes."""
     n = max(positive(row["processes"]) for row in rows)
     rows = [row for row in rows if row["processes"] == n]
     seconds = {}
-    for row in rows:  # of several nodes the slowest counts
+    for row in rows:  # the slowest of several nodes counts
         size, time = positive(row["bytes"]), positive(row["seconds"])
         seconds[size] = max(time, seconds.get(size, 0))
     fastest = max(size / time for size, time in seconds.items())
@@ -163,9 +164,9 @@ def add_check(links, where, rows):
 
 
 def all_reduce_formula(size, n, links, network_factor=1):
-    """Return the seconds of an all-reduce of bytes over n > 1 GPUs of full nodes.
+    """Return the seconds of an all-reduce of `size` bytes over n > 1 GPUs.
 
-    network_factor: how many times as fast as said the links are.
+    network_factor: factor on the links' bandwidth.
     """
     nodes = math.ceil(n / links.gpus_per_node)
     gpus_per_node = min(n, links.gpus_per_node)
@@ -190,7 +191,7 @@ def all_reduce_formula(size, n, links, network_factor=1):
 
 
 def all_reduce_seconds(size, n, links, network_factor=1):
-    """Return the formula's seconds, scaled by check.py's where it has measured."""
+    """Return the formula's seconds, scaled to check.py's measurements, if any."""
     seconds = all_reduce_formula(size, n, links, network_factor)
     where = "between" if n > links.gpus_per_node else "inside"
     if where not in links.checks:
@@ -199,7 +200,7 @@ def all_reduce_seconds(size, n, links, network_factor=1):
     sizes = sorted(points)
     measured = np.interp(size, sizes, [points[s] for s in sizes])
     largest = sizes[-1]
-    if size > largest:  # more bytes than were sent: as fast as the last of these
+    if size > largest:  # extrapolate from the last two sizes
         previous = sizes[-2] if len(sizes) > 1 else 0
         more_seconds = points[largest] - points.get(previous, 0)
         measured += more_seconds / (largest - previous) * (size - largest)
@@ -208,10 +209,10 @@ def all_reduce_seconds(size, n, links, network_factor=1):
 
 
 def fit_compute(seconds, batch):
-    """Return the seconds of each sample of a batch, and the fixed ones of a batch.
+    """Return the seconds per sample, and the fixed seconds per batch.
 
-    seconds: of a step on one GPU, by the batch size; batch: the size that counts.
-    Of several sizes the step is a line.
+    seconds: {batch size: seconds of a step} on one GPU; batch: the size to match.
+    Several sizes are fitted by a line.
     """
     fixed = 0
     if len(seconds) > 1:
@@ -221,7 +222,7 @@ def fit_compute(seconds, batch):
 
 
 def fit_sync_overhead(two_gpu_seconds, workload, links):
-    """Return the overhead if a step takes this long on two GPUs of a node."""
+    """Return the sync overhead with which a step on two GPUs takes this long."""
     links = replace(links, gpus_per_node=2)
     low, high = 0, two_gpu_seconds
     for _ in range(40):  # bisection: the step grows with the overhead
@@ -237,13 +238,13 @@ def fit_sync_overhead(two_gpu_seconds, workload, links):
 def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
     """Return the Step on n GPUs.
 
-    network_factor and overhead_factor: how many times the links are as fast, and the
-    overhead is as large, as said.
+    network_factor, overhead_factor: factors on the links' bandwidth and the
+    overhead.
     """
     compute = workload.batch_seconds * workload.accumulate
     overhead = overhead_factor * workload.sync_overhead if n > 1 else 0
     backward_end = compute + overhead
-    # The overhead stretches the last batch, the one with the all-reduces.
+    # The overhead stretches the last batch, which has the all-reduces.
     backward = BACKWARD * (workload.batch_seconds + overhead)
     end, done, buckets = 0, 0, []
     while n > 1 and done < workload.gradient_bytes:
@@ -265,8 +266,9 @@ def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
 def best_and_worst(n, workload, links):
     """Return the Steps with a fast and with a slow network.
 
-    The fast one has its full speed, which is either measured or the data sheet's.
-    The overhead of the slow one grows about as the slowest of n GPUs is slower.
+    The fast network has the measured speed, or the full speed of the data sheet. The
+    overhead with the slow one grows about as fast as the delay of the slowest of n
+    GPUs.
     """
     full_speed = 1 if links.checks else 1 / BANDWIDTH_EFFICIENCY
     best = predict_step(n, workload, links, full_speed, overhead_factor=0)

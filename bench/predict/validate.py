@@ -1,15 +1,16 @@
-"""The errors of predict.py's model, of runs that were measured.
+"""Errors of predict.py's model, compared with measured runs.
 
     python validate.py
-    python validate.py --off 20        and each row that is off by more than 20 %
+    python validate.py --off 20        also prints rows that are off by more than 20
+    %
 
-published.json has the runs of others, network.json ours over slow networks. Errors
-are of the speed: predicted / measured - 1.
+published.json has the runs of others, network.json ours over slow networks. The
+error is that of the speed: predicted / measured - 1.
 
 from 1        predicted from the run on one GPU and data sheets
-from 1, 2     and from the run on two GPUs of a node
-nothing lost  if n GPUs were n times as fast as one
-as on 2       if more GPUs had the efficiency of two
+from 1, 2     predicted from the runs on one GPU and on two GPUs of a node
+nothing lost  n GPUs are n times as fast as one
+as on 2       n GPUs have the efficiency of two
 """
 
 from dataclasses import replace
@@ -54,7 +55,7 @@ def predict_published(data):
             if n == 2 and links.gpus_per_node > 1:
                 seconds = 2 * workload.batch * workload.accumulate / speeds[2]
                 fitted = fit_sync_overhead(seconds, workload, links)
-            if str(n) in chose:  # a constant is from this row
+            if str(n) in chose:  # a constant was fitted to this row
                 continue
             row = {"name": f"{run['machine']} {run['model']}", "n": n}
             row |= {"what": run["what"], "measured": speeds[n]}
@@ -106,7 +107,7 @@ def percent_off(row, kind):
 
 
 def summarize(rows, kind):
-    """Return the median error of a kind in percent, the largest, and of how many."""
+    """Return the median and largest error of a kind, and the row count."""
     errors = [percent_off(row, kind) for row in rows if kind in row]
     if not errors:
         return f"{'':18} |"
@@ -115,10 +116,10 @@ def summarize(rows, kind):
 
 
 def print_errors(rows, off):
-    """Print a table, a line for each name, and the rows that are off by more."""
+    """Print the errors by name, and the rows with an error above `off` percent."""
     rows = sorted(rows, key=lambda row: row["name"])
     kinds = [kind for kind in KINDS if any(kind in row for row in rows)]
-    print("median and largest error in percent, rows:", "; ".join(kinds))
+    print("median error, largest error (percent), rows:", "; ".join(kinds))
     by_name = {}
     for row in rows:
         by_name.setdefault(row["name"], []).append(row)
@@ -139,12 +140,12 @@ def print_errors(rows, off):
 
 def main():
     parser = OptionParser(__doc__)
-    text = "list of rows that are off by more; default: none"
+    text = "print the rows with a larger error (default: none)"
     parser.add_argument("--off", type=at_least(1), metavar="PERCENT", help=text)
     off = parser.parse_args().off
-    print("Published by others")
+    print("Published runs of others")
     print_errors(predict_published(load_json(HERE / "published.json")), off)
-    print("\nMeasured here, over slow networks")
+    print("\nOur runs over slow networks")
     print_errors(predict_slow_networks(load_json(HERE / "network.json")), off)
 
 

@@ -1,4 +1,4 @@
-"""rehearse.py: what it submits of a README, and what it says of that."""
+"""rehearse.py: the jobs of a README, and the table of their results."""
 
 import re
 import sys
@@ -53,19 +53,19 @@ sbatch run.sh wandb.py COMPLETED 0
 
 
 @pytest.mark.parametrize("file", LESSONS)
-def test_it_submits_the_commands_of_a_readme(file):
-    lines, left_out = rehearse.read_lines(REPOSITORY / file, small=True)
+def test_the_jobs_of_a_readme_are_submitted(file):
+    lines, skipped = rehearse.read_lines(REPOSITORY / file, small=True)
     typed = [(mark, c) for mark, found in blocks(file) for c in found]
     typed = [(mark, c) for mark, c in typed if re.search(r"sbatch .*\.sh", c)]
     jobs = [line for line in lines if "sbatch " in line]
     here = [c for mark, c in typed if mark in (None, "takes long", "needs Slurm")]
     assert [job.split()[:3] for job in jobs] == [c.split()[:3] for c in here]
-    assert len(here) + len(left_out) == len(typed) and len(here) > 9
+    assert len(here) + len(skipped) == len(typed) and len(here) > 9
     known = {line.partition("=")[0] for line in lines if "sbatch " not in line}
     known.add("SMALL")
     assert set(re.findall(r"\$(\w+)", " ".join(lines))) <= known
     if "clinic" not in file:
-        whole, left_out = rehearse.read_lines(REPOSITORY / file, small=False)
+        whole, skipped = rehearse.read_lines(REPOSITORY / file, small=False)
         assert not any(" LARGEST" in line for line in whole)
         assert len(whole) >= len(lines)
 
@@ -78,18 +78,18 @@ def lesson(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    room = tmp_path / "lesson"
-    room.mkdir()
-    (room / "run.sh").touch()
-    (room / "one.py").write_text("theirs")
-    (room / "small.txt").write_text("--small\n")
-    (room / "README.md").write_text(README)
-    (room / "a b.err").write_text("first\nError: oh no\nsrun: error: n1\n\n")
-    return [sys.executable, REPOSITORY / "bench/rehearse.py", room]
+    exercise = tmp_path / "lesson"
+    exercise.mkdir()
+    (exercise / "run.sh").touch()
+    (exercise / "one.py").write_text("theirs")
+    (exercise / "small.txt").write_text("--small\n")
+    (exercise / "README.md").write_text(README)
+    (exercise / "a b.err").write_text("first\nError: oh no\nsrun: error: n1\n\n")
+    return [sys.executable, REPOSITORY / "bench/rehearse.py", exercise]
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_the_table(lesson, small):
+def test_the_table_has_a_row_per_job(lesson, small):
     script = lesson[-1] / "my_one.py"
     if not small:
         script.write_text("mine")
@@ -106,12 +106,12 @@ def test_the_table(lesson, small):
         f"completed {whole} 0 run.sh --resume $FROM COMPLETED 0",
         f"failed {whole} 1 A=1 run.sh FAILED 1",
         see,
-        f"as told {whole} 134 run.sh FAILED 134",
+        f"expected {whole} 134 run.sh FAILED 134",
         f"timeout {whole} 0 run.sh TIMEOUT 0",
         see,
         "cancelled 0 s 0 s 4 0.00 0 run.sh CANCELLED 0",
         see,
-        "Left out: sbatch run.sh wandb.py COMPLETED 0",
+        "Skipped: sbatch run.sh wandb.py COMPLETED 0",
         "20 students: 24000 GPU min",
         "4 failed",
     ]
@@ -131,14 +131,14 @@ def test_the_table(lesson, small):
         pytest.param("sleep 99", "no answer within 15 s", marks=pytest.mark.slow),
     ],
 )
-def test_a_slurm_that_does_not_answer(sinfo, why, lesson, tmp_path):
+def test_no_answer_from_slurm_is_a_user_error(sinfo, why, lesson, tmp_path):
     (tmp_path / "sinfo").write_text(f"#!/bin/bash\n{sinfo}\n")
     done = run(lesson, "/", timeout=60)
     fails(done, f"Slurm does not answer ({why}", "run this where `sinfo` works")
     assert not (lesson[-1] / "jobs").exists()
 
 
-def test_no_such_lesson():
+def test_a_missing_lesson_is_a_user_error():
     done = run([sys.executable, REPOSITORY / "bench/rehearse.py", "exercise9"], "/")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and "no README.md in" in done.stderr

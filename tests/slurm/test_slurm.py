@@ -1,4 +1,4 @@
-"""What only a real Slurm can show: run scripts that students submit by sbatch."""
+"""Run scripts, check.py and rehearsals under a real Slurm."""
 
 import json
 import os
@@ -46,7 +46,7 @@ dist.all_reduce(torch.ones(1, device="cpu"))
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """Start a cluster whose GPUs have a type, as on LUMI; return its SLURM_CONF."""
+    """Start a cluster with typed GPUs, as on LUMI; yield its SLURM_CONF."""
     script = REPOSITORY / "tests/slurm/cluster.sh"
     folder = tmp_path_factory.mktemp("slurm") / "cluster"
     try:
@@ -60,7 +60,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture
 def sbatch(slurm, sample, monkeypatch):
-    """Return a function that submits from a folder, and returns the job's number."""
+    """Return a function that submits from a folder and returns the job id."""
     monkeypatch.setenv("SLURM_CONF", str(slurm))
 
     def submit(folder, *command, **env):
@@ -77,7 +77,7 @@ def info(job):
 
 
 def finish(job, seconds=120):
-    """Wait for a job; return what Slurm says of it, and what it has printed."""
+    """Wait for a job; return Slurm's fields and its output."""
     deadline = time.monotonic() + seconds
     while (state := info(job))["JobState"] in ("PENDING", "RUNNING", "COMPLETING"):
         assert time.monotonic() < deadline, state
@@ -87,14 +87,14 @@ def finish(job, seconds=120):
 
 
 def ends_as(job, state, code, seconds=120):
-    """Return what a job has printed, that must end so."""
+    """Return the output of a job, which must end in this state with this code."""
     found, output = finish(job, seconds)
     assert (found["JobState"], found["ExitCode"]) == (state, f"{code}:0"), output
     return re.sub("^(Nodes|srun): .*\n", "", output, flags=re.M)
 
 
 def processes(job):
-    """Return the processes that have this job's number in their environment."""
+    """Return the processes with this job id in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -105,8 +105,8 @@ def processes(job):
     return found
 
 
-def test_what_each_run_script_starts(sbatch, tmp_path):
-    """On each node, with as many processes as it has GPUs; all at once."""
+def test_each_run_script_starts_the_right_processes(sbatch, tmp_path):
+    """On each node, with one process per GPU."""
     jobs = {}
     for script in RUN_SCRIPTS:
         folder = tmp_path / f"{script.parent.name}-{script.stem}"
@@ -128,7 +128,7 @@ def test_what_each_run_script_starts(sbatch, tmp_path):
             assert "--nnodes=2" in launches[0] and launches[0] == launches[1]
 
 
-def test_training_on_two_nodes(sbatch, room):
+def test_a_script_trains_on_two_nodes(sbatch, room):
     command = ["run-2nodes.sh", f"{NAME}_multigpu.py", *QUICK]
     output = ends_as(sbatch(room, *command), "COMPLETED", 0)
     assert "rror" not in output and "Warning" not in output, output
@@ -137,7 +137,7 @@ def test_training_on_two_nodes(sbatch, room):
 
 
 def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
-    """Also with another number of nodes, and GPUs by their type."""
+    """Also with another number of nodes, and with typed GPUs."""
     (room / "who.py").write_text(WHO)
     jobs = []
     for nodes, *command in (
@@ -156,8 +156,8 @@ def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
         ]
 
 
-def test_a_step_within_a_step(slurm, room, monkeypatch):
-    """As in `srun --pty bash`: the inner step shares what the outer one has."""
+def test_a_run_script_works_within_a_step(slurm, room, monkeypatch):
+    """As in `srun --pty bash`: the inner step shares the outer one's resources."""
     monkeypatch.setenv("SLURM_CONF", str(slurm))
     (room / "who.py").write_text(WHO)
     options = "--quiet --nodes=1 --ntasks=1 --gpus-per-node=2 --cpus-per-task=2"
@@ -167,8 +167,8 @@ def test_a_step_within_a_step(slurm, room, monkeypatch):
     assert sorted(lines) == ["n1 0 0 2", "n1 1 1 2"], done.stderr
 
 
-def test_in_an_interactive_job(slurm, tmp_path, monkeypatch):
-    """salloc was typed elsewhere; what counts is where the shell is now."""
+def test_a_run_script_works_in_an_interactive_job(slurm, tmp_path, monkeypatch):
+    """The shell's folder counts, not that of salloc."""
     monkeypatch.setenv("SLURM_CONF", str(slurm))
     exercise = shows("exercise8", tmp_path)
     shell = ["bash", "-c", f"cd '{exercise}' && bash run.sh x.py"]
@@ -176,7 +176,7 @@ def test_in_an_interactive_job(slurm, tmp_path, monkeypatch):
     assert json.loads(done.stdout)[0] == ["x.py"], done.stderr
 
 
-def test_a_node_that_does_not_come(sbatch, room, tmp_path):
+def test_a_missing_node_is_named(sbatch, room, tmp_path):
     (tmp_path / "common").unlink()
     common = shutil.copytree(REPOSITORY / "common", tmp_path / "common")
     late = f'[[ $SLURM_PROCID == 0 ]] || sleep 99\nexec {sys.executable} "$@"\n'
@@ -190,7 +190,7 @@ def test_a_node_that_does_not_come(sbatch, room, tmp_path):
     assert "Error: not all nodes have joined" in output
 
 
-def test_a_failing_rank_fails_the_job_and_is_shown_once(sbatch, room):
+def test_an_error_of_one_rank_is_shown_once(sbatch, room):
     (room / "fails.py").write_text(FAILS)
     output = ends_as(sbatch(room, "run-2nodes.sh", "fails.py"), "FAILED", 1)
     assert output.count("Traceback") == 1
@@ -198,7 +198,7 @@ def test_a_failing_rank_fails_the_job_and_is_shown_once(sbatch, room):
     assert "peer" not in output and "torch/distributed" not in output
 
 
-def test_a_mistake_fails_the_job_and_is_told_in_a_line(sbatch, room):
+def test_a_user_error_prints_one_line(sbatch, room):
     (room / "mistake.py").write_text(MISTAKE)
     for run_script in ("run.sh", "run-2nodes.sh"):
         output = ends_as(sbatch(room, run_script, "mistake.py"), "FAILED", 2)
@@ -229,8 +229,8 @@ def node_names(slurm):
 
 
 @pytest.mark.parametrize("script", ["check.py", "cinic_ddp.py"])
-def test_the_commands_for_two_machines(script, slurm, sample, tmp_path):
-    """Without Slurm, as docs/TWO_MACHINES.md has them: the check, and a training."""
+def test_the_commands_for_two_machines_work(script, slurm, sample, tmp_path):
+    """The commands of docs/TWO_MACHINES.md, without Slurm: check and training."""
     text = (
         (REPOSITORY / "docs/TWO_MACHINES.md").read_text().split("## The commands")[1]
     )
@@ -267,7 +267,7 @@ def test_the_commands_for_two_machines(script, slurm, sample, tmp_path):
 
 @pytest.fixture
 def slow_link(slurm):
-    """Let both nodes send no more than 200 Mbit/s; return that in GB/s."""
+    """Limit both nodes to 200 Mbit/s; yield that in GB/s."""
 
     def shape(*how):
         for name in node_names(slurm):
@@ -286,7 +286,7 @@ def lab(tmp_path):
     return copy_exercise("cinic_lab", tmp_path)
 
 
-def test_the_check_finds_out_how_fast_the_link_is(sbatch, lab, slow_link):
+def test_the_check_measures_the_link(sbatch, lab, slow_link):
     job = sbatch(lab, "run-2nodes.sh", "../bench/check.py")
     output = ends_as(job, "COMPLETED", 0)
     assert output.splitlines()[-1] == "All is well."
@@ -300,7 +300,7 @@ def test_the_check_finds_out_how_fast_the_link_is(sbatch, lab, slow_link):
         assert row["bus_gb_per_s"] == pytest.approx(slow_link, rel=0.1)
 
 
-def test_the_check_names_the_node_that_does_not_answer(sbatch, lab):
+def test_the_check_names_a_silent_rank(sbatch, lab):
     (lab / "late.py").write_text(
         "import os, sys, time\n"
         "time.sleep(99 * (os.environ['RANK'] == '1'))\n"
@@ -309,7 +309,7 @@ def test_the_check_names_the_node_that_does_not_answer(sbatch, lab):
         "check.main()\n"
     )
     job = sbatch(lab, "run-2nodes.sh", "late.py", "--wait", "5")
-    words = "Error: rank 1 on a node of n[1-2]: no sign of life within 5 s; ranks on"
+    words = "Error: rank 1 on a node of n[1-2]: no answer within 5 s; ranks on"
     assert words in ends_as(job, "FAILED", 2)
 
 
@@ -329,7 +329,7 @@ sbatch run.sh mistake.py  # 10 s, status 2
 
 @pytest.fixture
 def rehearsal(sbatch, room, sample, monkeypatch):
-    """Return the command that rehearses an exercise with this README."""
+    """Return the command that rehearses an exercise with the README above."""
     (room / "shows.py").write_text("import sys; print(sys.argv[1:])")
     (room / "mistake.py").write_text(MISTAKE)
     (room / "README.md").write_text(REHEARSAL)
@@ -337,12 +337,12 @@ def rehearsal(sbatch, room, sample, monkeypatch):
     return [sys.executable, room.parent / "bench/rehearse.py", room.name]
 
 
-def test_a_lesson_is_rehearsed(rehearsal, room):
+def test_a_rehearsal_runs_all_jobs(rehearsal, room):
     done = run([*rehearsal, "--students", "20"], room)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     rows = [li.split() for li in lines if ".sh" in li and "    see" not in li]
-    states = ["completed", "completed", "refused", "completed", "failed", "as"]
+    states = ["completed", "completed", "refused", "completed", "failed", "expected"]
     assert [row[0] for row in rows] == states, done.stdout
     assert [row[5] for row in rows[:3]] == ["1", "4", "0"]  # GPUs of all nodes
     shown = [file.read_text().splitlines()[-1] for file in room.glob("slurm-*.out")]
