@@ -1,4 +1,4 @@
-"""What the tests share: sample data, a copy of a room to run in, and how to run."""
+"""Shared fixtures and helpers: sample data, copies of exercises, commands."""
 
 import fcntl
 import importlib
@@ -72,18 +72,18 @@ loaded = {room: {} for room in (*EXERCISES, "dp_ddp_intro/beyond_ddp")}
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with what takes longest: one worker has it from its start to its end."""
+    """Start the longest tests first, since one worker runs each of them."""
     items.sort(key=lambda item: "test_readmes" not in item.nodeid)
 
 
 def pytest_runtest_logreport(report):
-    """Show a failure at once: who waits for a long run need not wait for its end."""
+    """Print each failure at once, not only at the end."""
     if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
         print(f"\n{report.nodeid}\n{report.longreprtext[-3000:]}", flush=True)
 
 
 def load(exercise, name):
-    """Import a module of an exercise: others have modules of the same names."""
+    """Import a module of an exercise; others have modules of the same name."""
     folders = {str(REPOSITORY / other) for other in loaded}
     for other, module in list(sys.modules.items()):
         if os.path.dirname(getattr(module, "__file__", None) or "") in folders:
@@ -101,7 +101,7 @@ def load(exercise, name):
 
 
 def call(module, *options):
-    """Do what `python MODULE.py OPTIONS` does, without starting Python again."""
+    """Run a module like `python MODULE.py OPTIONS`, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [module.__file__, *map(str, options)])
         module.main()
@@ -109,7 +109,7 @@ def call(module, *options):
 
 @contextmanager
 def raises_user_error(words):
-    """A user's mistake is raised, in one line with these words."""
+    """Expect a UserError in one line with these words."""
     from common.cli import UserError
 
     with pytest.raises(UserError, match=words) as error:
@@ -118,7 +118,7 @@ def raises_user_error(words):
 
 
 def fails(done, *words):
-    """A user's mistake ended a process: status 2, and one line with these words."""
+    """Check that a user error ended it: status 2, one line with these words."""
     assert done.returncode == 2 and done.stdout == "", done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: ")
@@ -128,7 +128,7 @@ def fails(done, *words):
 
 @pytest.fixture
 def fake_gpus(monkeypatch):
-    """Call it to make PyTorch believe in GPUs, whose module has these functions."""
+    """Return a function that makes PyTorch see fake GPUs with these functions."""
     import torch
 
     def fake(count=1, kind="cuda", **functions):
@@ -146,7 +146,7 @@ def fake_gpus(monkeypatch):
 
 
 def as_nobody(function):
-    """Call it as a user who may not do everything, in a process of its own."""
+    """Call a function as user nobody, in a new process."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -165,7 +165,7 @@ def as_nobody(function):
 
 @pytest.fixture
 def public():
-    """A folder that every user may write in."""
+    """Return a folder that every user may write to."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         yield Path(folder)
@@ -179,12 +179,12 @@ def make_data(folder, scale, exercises=WITH_DATA):
 
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory):
-    """DATADIR with 40 photos to train on, 20 to validate, 120 to test."""
+    """Return a DATADIR with 40 photos to train on, 20 to validate, 120 to test."""
     return make_data(tmp_path_factory.mktemp("sample"), 0.1)
 
 
 def copy_exercise(exercise, folder):
-    """Copy an exercise, so that logs/ can be written; the rest is the real one."""
+    """Copy an exercise, with links to the other folders; return the copy."""
     for other in {"common", "bench"} - {exercise}:
         if not (folder / other).exists():
             (folder / other).symlink_to(REPOSITORY / other)
@@ -197,7 +197,7 @@ def copy_exercise(exercise, folder):
 
 
 def copy_checkout(target):
-    """Copy what git knows, and link the Python environments; return the copy."""
+    """Copy the files that git knows, link the environments, and return the copy."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.check_output(command, cwd=REPOSITORY, text=True)
     for name in filter(None, names.split("\0")):
@@ -230,7 +230,7 @@ def run(command, folder, datadir="", timeout=300, **env):
 
 
 def on_terminal(command, folder, datadir="", stop_at=None):
-    """Return its exit status and all that a terminal shows; Ctrl-C after stop_at."""
+    """Run it on a terminal; return status and output. stop_at: then type Ctrl-C."""
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(folder)
@@ -252,12 +252,12 @@ def on_terminal(command, folder, datadir="", stop_at=None):
 
 
 def without_gloo(text):
-    """Leave out what Gloo says before PyTorch 2.10: how many ranks it met."""
+    """Return the text without Gloo's messages of PyTorch before 2.10."""
     return re.sub("^.*connected peer ranks.*\n", "", text, flags=re.M)
 
 
 def free_port():
-    """Return a port that is free, as the next one is.
+    """Return a free port, the first of two.
 
     Below 32768: those above the system also gives to each connection that begins,
     and other tests begin many.
@@ -271,7 +271,7 @@ def free_port():
 
 
 def torchrun(processes, command, folder, datadir="", **env):
-    """Run a script under our torchrun as so many processes."""
+    """Run a script under our torchrun with this number of processes."""
     launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
     launch.append(f"--nproc-per-node={processes}")
     return run([*launch, *command], folder, datadir, **env)
@@ -284,7 +284,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving(folder):
-    """Serve a folder's files, and give the address."""
+    """Serve the files of a folder; yield the address."""
     handler = partial(Handler, directory=folder)
     with ThreadingHTTPServer(("localhost", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Starts scripts in processes that have imported PyTorch already.
+"""A server that forks scripts from a process with PyTorch imported.
 
 To import it takes each process seconds; a server that has done so forks here.
 """
@@ -23,7 +23,7 @@ PRELOADED += ["torchvision", "line_profiler"]
 
 @functools.cache
 def server():
-    """Start the server; return what makes processes of it."""
+    """Return a context whose processes are forked from the server."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     tests = REPOSITORY / "tests"
@@ -34,7 +34,7 @@ def server():
 
 
 def run_script(folder, script, options, env, patch):
-    """In the new process: do what `python SCRIPT OPTIONS` does, in this folder."""
+    """Run `python SCRIPT OPTIONS` in this folder, inside the new process."""
     os.chdir(folder)
     os.environ |= env
     set_start_method(None, force=True)  # of workers: the default, not this server
@@ -57,7 +57,7 @@ def run_script(folder, script, options, env, patch):
 
 
 class Run:
-    """A script as one process (ranks=0), or as so many ranks."""
+    """A script that runs as one process (ranks=0), or with this number of ranks."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Run:
         return [process.exitcode for process in self.processes]
 
     def results(self):
-        """Wait for its end; return what each rank saved in RANK.pt."""
+        """Wait for its end; return the content of each RANK.pt."""
         statuses = self.join()
         assert set(statuses) == {0}, "\n".join(
             map(self.output, range(len(statuses)))

@@ -1,4 +1,4 @@
-"""For test_checkpoint.py and test_requeue.py: fork_ranks.Run for cinic_lab."""
+"""fork_ranks.Run for cinic_lab, for test_checkpoint.py and test_requeue.py."""
 
 import fork_ranks
 

@@ -1,4 +1,4 @@
-"""Notes what a training script does in one rank, without what is random in it.
+"""A recorder of a training script's steps in one rank, without randomness.
 
 For Run(patch=record) of fork_ranks.py. Two runs of the same steps have the same
 numbers then, on any number of ranks.
@@ -21,7 +21,7 @@ SIZES = 36, 20, 36  # to train on in batches of 12; to evaluate, not divisible b
 
 
 class OneReplica(DistributedSampler):
-    """Deals out to one process what DistributedSampler deals out to several."""
+    """A sampler that gives one process the shards of all ranks."""
 
     first_epoch = 1
 
@@ -35,14 +35,14 @@ class OneReplica(DistributedSampler):
 
 
 class Momentum(torch.optim.SGD):
-    """In place of optimizers whose steps are the same for sums and for means."""
+    """SGD with momentum, whose steps differ for summed and averaged gradients."""
 
     def __init__(self, params, lr, foreach=None):
         super().__init__(params, lr, momentum=0.9, foreach=foreach)
 
 
 class FixedBatchNorm(nn.BatchNorm2d):
-    """As in evaluation: its statistics would be those of a rank's own images."""
+    """BatchNorm that stays in evaluation mode: ranks would have other statistics."""
 
     def __init__(self, *args):
         super().__init__(*args)

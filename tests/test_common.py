@@ -1,4 +1,4 @@
-"""common/: options, devices, the watchdog, env.sh, its sites, the run scripts."""
+"""common/: options, devices, watchdog, env.sh, sites and run scripts."""
 
 import json
 import os
@@ -49,8 +49,8 @@ NAME = "pytorch_dvc_cnn_pretrained"
         ("clinic", "patient1"),
     ],
 )
-def test_each_option_has_a_meaning_a_default_and_a_range(exercise, name, capsys):
-    """Of one script for each exercise: its counterparts have the same options."""
+def test_each_option_has_a_help_text_a_default_and_a_range(exercise, name, capsys):
+    """For one script per exercise; its counterparts have the same options."""
     script = load(exercise, name)
     with pytest.raises(SystemExit):
         call(script, "--help")
@@ -71,7 +71,7 @@ def test_each_option_has_a_meaning_a_default_and_a_range(exercise, name, capsys)
                     call(script, f"{option}={value}")
 
 
-def test_numbers_from_the_least_one_on():
+def test_numbers_below_the_minimum_are_refused():
     assert at_least(1)("1") == 1 and at_least(0.0)("0.5") == 0.5
     for least, values in {
         1: ["0", "-1", "0.5", "x", "", str(2**31)],
@@ -82,26 +82,26 @@ def test_numbers_from_the_least_one_on():
                 at_least(least)(value)
 
 
-def test_the_default_is_said_once():
+def test_the_help_names_the_default_once():
     parser = OptionParser("What it does.")
     parser.add_argument("--times", default=3, help="how often")
     assert parser.format_help() == parser.format_help()
     assert "how often (default: 3)" in parser.format_help()
 
 
-def test_no_data(tmp_path, monkeypatch):
+def test_missing_data_is_a_user_error(tmp_path, monkeypatch):
     monkeypatch.setenv("DATADIR", str(tmp_path / "none"))
     words = "no data.*`python download_data.py`.*`python sample_data.py`"
     with raises_user_error(words):
         call(load("exercise8", NAME), *QUICK)
 
 
-def test_a_ddp_script_started_with_python():
+def test_a_ddp_script_refuses_python():
     with raises_user_error("torchrun.*--nproc-per-node=2"):
         get_ranks()
 
 
-def test_a_script_for_one_process_started_as_two(monkeypatch):
+def test_a_script_for_one_process_refuses_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with raises_user_error(
         "is for one process, but .*WORLD_SIZE=2: start its multi"
@@ -119,7 +119,7 @@ def test_ranks_are_those_of_torchrun(monkeypatch):
     assert get_ranks() == (5, 1, 8)
 
 
-def test_a_batch_that_cannot_be_split(monkeypatch):
+def test_an_indivisible_batch_is_a_user_error(monkeypatch):
     monkeypatch.syspath_prepend(REPOSITORY / "exercise8/solutions")
     from split_evenly import split_evenly
 
@@ -133,7 +133,7 @@ def test_a_batch_that_cannot_be_split(monkeypatch):
 
 @pytest.fixture
 def settings():
-    """What get_device() sets for the whole process is put back."""
+    """Restore the settings that get_device() changes for the whole process."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     yield
     torch.set_float32_matmul_precision(before[0])
@@ -141,7 +141,7 @@ def settings():
 
 
 @pytest.mark.parametrize("hip", [None, "6.4"])
-def test_settings_of_a_gpu(hip, settings, fake_gpus, monkeypatch):
+def test_get_device_sets_up_a_gpu(hip, settings, fake_gpus, monkeypatch):
     monkeypatch.delenv("PYTORCH_MIOPEN_SUGGEST_NHWC", raising=False)
     monkeypatch.setattr(torch.version, "hip", hip)
     module = fake_gpus(count=4)
@@ -152,14 +152,14 @@ def test_settings_of_a_gpu(hip, settings, fake_gpus, monkeypatch):
     assert os.environ["PYTORCH_MIOPEN_SUGGEST_NHWC"] == "1"
 
 
-def test_more_processes_than_gpus(fake_gpus, monkeypatch):
+def test_more_processes_than_gpus_are_a_user_error(fake_gpus, monkeypatch):
     fake_gpus()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with raises_user_error(r"2 processes, but 1 GPU.*--nproc-per-node=1"):
         get_device(1)
 
 
-def test_a_job_with_gpus_that_pytorch_does_not_see(fake_gpus, monkeypatch):
+def test_gpus_that_pytorch_cannot_use_are_a_user_error(fake_gpus, monkeypatch):
     fake_gpus(kind="mps")  # DDP has no backend for it
     monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -182,7 +182,7 @@ def test_a_job_with_gpus_that_pytorch_does_not_see(fake_gpus, monkeypatch):
         (CUDA, True, "fp32", None, "fp32, as --dtype says"),
     ],
 )
-def test_16_bits(
+def test_the_16_bit_format_fits_the_device(
     device, native, wanted, chosen, words, fake_gpus, monkeypatch, capsys
 ):
     def is_bf16_supported(including_emulation=True):  # a T4 emulates it
@@ -199,7 +199,7 @@ def test_16_bits(
 
 
 def test_avx512_alone_has_no_bfloat16(monkeypatch):
-    """oneDNN takes it there, too, and emulates it."""
+    """oneDNN emulates it there."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(
         torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False
@@ -220,10 +220,10 @@ def test_avx512_alone_has_no_bfloat16(monkeypatch):
         ),
     ],
 )
-def test_a_first_step_that_the_scaler_skips(
+def test_a_skipped_first_step_keeps_the_momentum(
     exercise, name, options, sample, tmp_path, monkeypatch
 ):
-    """PyTorch's fused SGD takes memory for the momentum that nobody has written."""
+    """PyTorch's fused SGD starts with uninitialised momentum memory."""
     scaler = partial(torch.GradScaler, init_scale=2.0**40, backoff_factor=2.0**-30)
     monkeypatch.setattr(torch, "GradScaler", scaler)
     monkeypatch.setenv("DATADIR", str(sample))
@@ -245,7 +245,7 @@ def numbers(*shape):
 
 
 def on_gpu(make, *args):
-    """Return a module with its parameters there; .to() fails with fake tensors."""
+    """Return a module made on the GPU; .to() fails with fake tensors."""
     with CUDA:
         return make(*args)
 
@@ -295,7 +295,7 @@ def of_intro(script):
 )
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
-    """On a GPU, without one: a tensor on another device raises, as it does there."""
+    """A fake GPU: a tensor on another device raises, as on a real one."""
     script, read = load(exercise, name), []
     zeros = dict.fromkeys(["loss", "accuracy", "acc1", "acc5"], 0.0)
     monkeypatch.setattr(
@@ -311,8 +311,8 @@ def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
     assert all(sums.device == CUDA for sums in read)
 
 
-def test_a_run_on_another_kind_of_gpu(tmp_path, fake_gpus, monkeypatch):
-    """It is asked itself, not CUDA; the search of the first epoch is not counted."""
+def test_a_run_works_on_other_kinds_of_gpu(tmp_path, fake_gpus, monkeypatch):
+    """Memory comes from its own module, and without the first epoch's search."""
     peaks = [9e9]
     fake_gpus(
         kind="xpu",
@@ -337,7 +337,7 @@ WAIT = "import threading; threading.Event().wait(5)"  # in a library, say
 
 
 def watched(folder, lines, limit=20, **env):
-    """Run a script that begins with a heartbeat; return the finished process."""
+    """Run a script that starts with a heartbeat; return the finished process."""
     (folder / "common").symlink_to(REPOSITORY / "common")
     library = folder / "lib/site-packages"
     library.mkdir(parents=True)
@@ -348,30 +348,30 @@ def watched(folder, lines, limit=20, **env):
     return run([sys.executable, "script.py"], folder, **env)
 
 
-def test_a_hang_is_reported_once_with_the_scripts_line(tmp_path):
-    """Neither the library's line nor Python's own, where the thread really waits."""
+def test_a_hang_is_reported_with_the_line_of_the_script(tmp_path):
+    """Not a line of a library, where the thread really waits."""
     done = watched(tmp_path, "def train():\n    import slow\ntrain()", RANK="1")
     assert (done.returncode, done.stdout) == (0, "")
     says = r"rank 1: no step for [234] s, at script\.py:5 import slow\n"
     assert re.fullmatch(says, done.stderr)
 
 
-def test_a_hang_ends_even_if_it_holds_pythons_lock(tmp_path):
-    """Later ranks wait for some seconds longer, so one of them shows its lines."""
+def test_a_hang_that_holds_the_gil_ends(tmp_path):
+    """Later ranks wait some seconds longer, and only one prints its stack."""
     hang = "import ctypes\nctypes.PyDLL(None).sleep(30)\n"
     done = watched(tmp_path, hang, limit=2, RANK="1")
     assert done.returncode == 1 and done.stderr.startswith("Timeout (0:00:03)!")
     assert 'script.py", line 5 in <module>' in done.stderr
 
 
-def test_progress_and_the_end_of_a_run_are_no_hang(tmp_path):
+def test_progress_and_the_end_are_not_hangs(tmp_path):
     steps = "for _ in range(12):\n    time.sleep(0.3)\n    watchdog.heartbeat(2)\n"
     end = "watchdog.stop()\nwatchdog.heartbeat(2)\ntime.sleep(6)\n"
     done = watched(tmp_path, steps + end, limit=4)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_notebook_may_rest(tmp_path):
+def test_an_idle_notebook_is_not_a_hang(tmp_path):
     code = "import time; from common import watchdog; watchdog.heartbeat(1)"
     command = [sys.executable, "-c", f"{code}; time.sleep(4)"]
     done = run(command, REPOSITORY, DDP_TIMEOUT="2")
@@ -401,7 +401,7 @@ TINY = ["--layers=1", "--width=16", "--heads=2", "--length=16", "--epochs=1"]
 
 
 @pytest.mark.slow
-def test_a_bar_on_a_terminal_and_none_in_a_file(tmp_path):
+def test_progress_is_shown_only_on_a_terminal(tmp_path):
     exercise = copy_exercise("dp_ddp_intro", tmp_path)
     command = ["bash", "jobscript.sh", "single.py", *TINY, "--sequences=8192"]
     status, shown = on_terminal(command, exercise)
@@ -443,7 +443,7 @@ def source(folder, show="", before="set -euo pipefail", shell=(), **env):
 
 @pytest.mark.parametrize("site", SITES)
 def test_each_site_gives_a_python(site, tmp_path):
-    """With the lines for a class as well, without their #: what you type counts."""
+    """With the lines for a class uncommented as well: what you set counts."""
     common = copy_common(tmp_path)
     file = common / f"sites/{site}.sh"
     file.write_text(re.sub("(?m)^# (export )", r"\1", file.read_text()))
@@ -480,7 +480,7 @@ def test_each_site_gives_a_python(site, tmp_path):
         ({"DDP_TIMEOUT": "-1"}, "Error: DDP_TIMEOUT=-1 is"),
     ],
 )
-def test_what_a_site_sets_and_env_sh_refuses(env, words, tmp_path):
+def test_sites_set_variables_and_env_sh_refuses_invalid_ones(env, words, tmp_path):
     show = "command -v python; set +u\n"
     show += "echo status=$status data=$DATADIR MIOPEN=$MIOPEN_USER_DB_PATH"
     ls = "ls() { echo $* >&2; }; false() { status=$?; }; trap false ERR"
@@ -488,7 +488,7 @@ def test_what_a_site_sets_and_env_sh_refuses(env, words, tmp_path):
     assert words in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-def test_a_login_node_knows_the_name_of_its_cluster(tmp_path):
+def test_a_login_node_finds_its_site(tmp_path):
     conf = tmp_path / "slurm.conf"
     conf.write_text("# ClusterName=lumi\nclustername = Alvis # ours\nX=1\n")
     assert "load PyTorch" in source(tmp_path, SLURM_CONF=str(conf)).stderr
@@ -496,7 +496,7 @@ def test_a_login_node_knows_the_name_of_its_cluster(tmp_path):
     assert "singularity" in source(tmp_path, **job).stderr
 
 
-def test_lumis_newer_containers_are_taken_where_they_are(tmp_path):
+def test_lumi_prefers_newer_containers(tmp_path):
     common = copy_common(tmp_path)
     lumi = common / "sites/lumi.sh"
     lumi.write_text(lumi.read_text().replace("/appl/local", str(tmp_path)))
@@ -519,15 +519,15 @@ def test_a_virtual_environment_adds_to_modules_and_containers(site, tmp_path):
     assert done.stdout == f"{python.parent.parent}\n", done.stderr
 
 
-def test_a_python_without_pytorch(tmp_path):
+def test_a_python_without_pytorch_is_an_error(tmp_path):
     common = copy_common(tmp_path, f"PYTHON=({sys.executable} -S)")
     fails(source(common, SITE="own"), "no torch for", "make venv", "sites/own.sh")
     (common / "torch").mkdir()  # a folder is not the package
     fails(source(common, SITE="own", PYTHONPATH=str(common)), "no torch for")
 
 
-def test_a_pytorch_that_is_too_old():
-    """As a cluster's module may have it: the launcher and a script refuse it."""
+def test_an_old_pytorch_is_an_error():
+    """As in a cluster's module: the launcher and a script refuse it."""
     older = "import torch; torch.__version__ = type(torch.__version__)('2.9.1')"
     for module in ("torchrun", "device"):
         code = f"{older}; import common.{module}"
@@ -536,8 +536,8 @@ def test_a_pytorch_that_is_too_old():
         assert "PyTorch 2.9.1 is too old: this needs 2.10" in done.stderr
 
 
-def test_python_is_that_of_the_site_in_a_shell_alone(tmp_path):
-    """A script that started a function would not learn the number of its process."""
+def test_python_is_a_function_only_in_a_shell(tmp_path):
+    """A script that starts a function would not get the process id."""
     common = copy_common(tmp_path, f"PYTHON=({sys.executable} -X dev)")
     show = 'python -c "import sys; print(sys.flags.dev_mode)"; type -t python'
     interactive = source(common, show, shell=["--norc", "-i"], SITE="own")
@@ -554,7 +554,7 @@ def test_python_is_that_of_the_site_in_a_shell_alone(tmp_path):
     ],
 )
 def test_sbatch_in_a_shell_without_slurm(slurm, hidden, shown, tmp_path):
-    """A function, then, which runs the script; without a GPU in small."""
+    """A function runs the script, without a GPU with SMALL."""
     has_driver = "has_driver() { [[ $CUDA_VISIBLE_DEVICES != -1 ]]; }"
     common = copy_common(tmp_path, f"PYTHON=({sys.executable}); {has_driver}")
     (tmp_path / "job.sh").write_text('echo "$GPUS, $NODES: $1"; exit 3')
@@ -574,13 +574,13 @@ def test_sbatch_in_a_shell_without_slurm(slurm, hidden, shown, tmp_path):
 
 
 def in_bash(show, **env):
-    """Run these lines after env.sh; return what they print."""
+    """Run these lines after env.sh; return their output."""
     done = source(REPOSITORY, show, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_what_a_process_is_given(monkeypatch):
+def test_env_sh_sets_the_environment_of_processes(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     show = "echo $OMP_NUM_THREADS ${PYTHONSAFEPATH-none} $PYTHONUNBUFFERED"
     assert in_bash(show, PYTHONSAFEPATH="1") == ["1 none 1"]
@@ -596,7 +596,9 @@ def test_what_a_process_is_given(monkeypatch):
         ("true", "", "0"),
     ],
 )
-def test_memory_is_kept_on_cpus_alone(driver, hidden, kept, monkeypatch, tmp_path):
+def test_malloc_is_tuned_only_without_a_gpu(
+    driver, hidden, kept, monkeypatch, tmp_path
+):
     monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
     before = f"compgen() {{ {driver}; }}"
     show = 'echo "${MALLOC_MMAP_MAX_-no}"'
@@ -641,8 +643,8 @@ def test_pick_gpus(places, env, picked, monkeypatch):
         ),
     ],
 )
-def test_too_few_gpus_are_hidden(call, here, gpus, hidden, env):
-    """From AMD's, too: https://github.com/ROCm/hip/issues/3001"""
+def test_gpus_are_hidden_if_too_few(call, here, gpus, hidden, env):
+    """AMD's as well: https://github.com/ROCm/hip/issues/3001"""
     count = f"count() {{ echo {here}; }}; PYTHON=(count); has_driver() {{ true; }}"
     show = f"{count}; CUDA_VISIBLE_DEVICES=0; unset HIP_VISIBLE_DEVICES; {call} 2>&1"
     show += "; echo $GPUS $CUDA_VISIBLE_DEVICES ${HIP_VISIBLE_DEVICES-}"
@@ -676,8 +678,8 @@ def shows(exercise, folder):
 @pytest.mark.parametrize(
     "script", RUN_SCRIPTS, ids=lambda file: f"{file.parent.name}/{file.name}"
 )
-def test_what_a_run_script_starts(script, tmp_path):
-    """From any folder: what was typed, once a node, on the right GPUs."""
+def test_each_run_script_starts_the_right_processes(script, tmp_path):
+    """From any folder: the typed script, once per node, on the right GPUs."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     exercise = shows(script.parent.name, folder)
@@ -705,7 +707,7 @@ def test_what_a_run_script_starts(script, tmp_path):
 
 
 def test_each_node_gets_all_the_cpus_of_the_job(tmp_path):
-    """Else srun binds a node's processes to one CPU; here there are none to bind."""
+    """Otherwise srun binds a node's processes to one CPU."""
     exercise = shows("exercise8", tmp_path)
     (tmp_path / "bin").mkdir()
     for name, text in (("srun", 'echo "$@"'), ("scontrol", "echo n1")):
@@ -719,7 +721,7 @@ def test_each_node_gets_all_the_cpus_of_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["none.py"], []])
-def test_no_script(words, tmp_path):
+def test_a_missing_script_is_an_error(words, tmp_path):
     exercise = shows("exercise8", tmp_path)
     for script in ("run.sh", "run-2nodes.sh")[: 1 + len(words)]:
         done = run(["bash", script, *words], exercise, SITE="own")
@@ -738,8 +740,10 @@ def results(exercise):
         ("run-2gpus.sh", f"{NAME}_multigpu", 2),
     ],
 )
-def test_a_run(launch, script, processes, tmp_path, sample):
-    """Its batches of 13 leave a last one of a single image."""
+def test_each_script_runs_and_writes_a_result(
+    launch, script, processes, tmp_path, sample
+):
+    """Batches of 13 leave a last batch of one image."""
     exercise = copy_exercise("exercise8", tmp_path)
     command = ["bash", launch, f"{script}.py", *QUICK, "--batch-size=13"]
     done = run(command, exercise, sample)

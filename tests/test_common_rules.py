@@ -1,4 +1,4 @@
-"""What is in common/ is used by two exercises; each exercise can be lived in alone.
+"""Rules of common/: two exercises use each name; each exercise works alone.
 
 A name may be used directly, or through another name of common/ that is.
 """
@@ -47,8 +47,8 @@ def imported(exercise):
     return names
 
 
-def reached(names, sources):
-    """Return these names of common/, and all that they use in turn."""
+def expand(names, sources):
+    """Return these names of common/, and all names that they use in turn."""
     seen, todo = set(), [name for name in names if name in sources]
     while todo:
         name = todo.pop()
@@ -59,11 +59,11 @@ def reached(names, sources):
     return seen
 
 
-def test_a_name_in_common_is_used_by_two_exercises():
+def test_each_name_in_common_is_used_by_two_exercises():
     sources = definitions()
     users = {name: set() for name in sources}
     for exercise in EXERCISES:
-        for name in reached(imported(exercise), sources):
+        for name in expand(imported(exercise), sources):
             users[name].add(exercise)
     assert {"RunLog", "to_metrics", "peak_memory", "HINTS", "torchrun"} <= set(users)
     assert {name: who for name, who in users.items() if len(who) < 2} == {}
@@ -78,7 +78,7 @@ def test_common_imports_nothing_from_the_exercises():
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_an_exercise_can_be_lived_in_alone(exercise):
+def test_each_exercise_works_alone(exercise):
     folder = REPOSITORY / exercise
     assert (folder / "common").readlink().as_posix() == "../common"
     synthetic = exercise in ("dp_ddp_intro", "clinic")  # made by each run

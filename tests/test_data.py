@@ -53,7 +53,7 @@ needs_root = pytest.mark.skipif(
 
 @pytest.fixture
 def datadir(tmp_path, monkeypatch):
-    """An empty DATADIR."""
+    """Return an empty DATADIR."""
     monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
     return tmp_path / "data"
 
@@ -71,7 +71,7 @@ def names(folder):
 # Batches
 
 
-def test_a_loader_gives_each_image_once(photos):
+def test_a_loader_yields_each_image_once(photos):
     train, validation, _ = photos
     loader = make_loader(train, 12, CPU, shuffle=True)
     first, second = ([images for images, _ in loader] for _ in range(2))
@@ -131,7 +131,7 @@ def test_augmentation_is_random_for_each_image_and_within_bounds():
 
 
 def test_crop_and_flip_gives_what_torchvision_can_give():
-    """Each of 3 x 3 crops, mirrored or not, occurs, and nothing else does."""
+    """Each of 3 x 3 crops occurs, mirrored or not, and no other image."""
     torch.manual_seed(0)
     crop_and_flip = SETS["cinic_lab"].crop_and_flip
     image = torch.arange(1, 61, dtype=torch.uint8).view(3, 4, 5)
@@ -148,7 +148,7 @@ def test_crop_and_flip_gives_what_torchvision_can_give():
     assert (crop_and_flip(torch.ones(99, 1, 32, 32)) == 0).any()  # by default
 
 
-def test_top1_and_top5():
+def test_top1_and_top5_accuracy():
     top1_top5 = load("cinic_lab", "topk").top1_top5
     scores = torch.tensor([[9.0, 8, 7, 6, 5, 4]] * 4)
     first, five = top1_top5(scores, torch.tensor([0, 1, 4, 5]))
@@ -182,7 +182,7 @@ def idx(*shape, value=0, kind=8):
         ("t10k-labels-idx1-ubyte", idx(100, kind=13), "torch.uint8"),
     ],
 )
-def test_mnist_that_does_not_fit(file, body, words, sample, datadir):
+def test_invalid_mnist_files_are_an_error(file, body, words, sample, datadir):
     shutil.copytree(sample / "MNIST", datadir / "MNIST")
     train, test = SETS["mnist_multigpu"].mnist()
     assert train.images.shape == (600, 1, 28, 28) and len(test) == 100
@@ -193,7 +193,7 @@ def test_mnist_that_does_not_fit(file, body, words, sample, datadir):
 
 @pytest.fixture
 def cifar(sample, datadir):
-    """Write CIFAR-100's training file, and read it; the other one is synthetic."""
+    """Return a function that writes and reads CIFAR-100's training file."""
     folder = datadir / "cifar-100-python"
     shutil.copytree(sample / folder.name, folder)
 
@@ -210,7 +210,7 @@ def pickled(labels=(0, 99), images=2, kind=np.uint8, protocol=2):
     return pickle.dumps(split, protocol)
 
 
-def test_cifar_of_any_pickle(cifar):
+def test_cifar_is_read_from_any_pickle(cifar):
     for protocol in range(6):
         train = cifar(pickled(protocol=protocol))
         assert train.labels.tolist() == [0, 99]
@@ -221,7 +221,7 @@ def test_cifar_of_any_pickle(cifar):
     assert len(cifar(content)) == 2  # as Python 2 and NumPy 1 wrote the real one
 
 
-def test_cifar_that_does_not_fit(cifar):
+def test_invalid_cifar_files_are_an_error(cifar):
     for content, words in (
         (pickled(labels=(1,)), "1 labels, 2 images"),
         (pickled(labels=(1, 100)), "not in 0..99"),
@@ -241,7 +241,7 @@ class Evil:
         return self.call
 
 
-def test_a_pickle_runs_no_code(cifar, tmp_path):
+def test_pickles_run_no_code(cifar, tmp_path):
     ran = str(tmp_path / "ran")
     for protocol in (0, 2, 5):
         for what in ((os.mkdir, (ran,)), (np.save, (ran, 1))):
@@ -254,7 +254,7 @@ def test_a_pickle_runs_no_code(cifar, tmp_path):
 
 
 def read(image, size=8, kind="PNG", **options):
-    """Return what read_photo() makes of an image that was saved so."""
+    """Save an image with these options; return it as read by read_photo()."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return prepare.read_photo(file, size)
@@ -291,7 +291,7 @@ def test_a_photo_is_resized_as_by_torchvision(sample, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_a_camera_that_was_held_sideways():
+def test_photos_are_rotated_by_their_exif_tag():
     image = Image.new("RGB", (64, 64))
     image.paste((255, 255, 255), (0, 0, 64, 16))  # a quarter, at the top
     # A TIFF header; two entries: the orientation, and a unit that is a fraction.
@@ -311,7 +311,7 @@ SPLITS, CLASSES = ("train", "test"), ("a", "b")
 
 @pytest.fixture
 def source(tmp_path):
-    """Image files: 30 to train on, 20 to test on, each of a colour of its own."""
+    """Return a folder of 30 training and 20 test images, each in its own colour."""
     for split, count in zip(SPLITS, (30, 20), strict=True):
         for i in range(count):
             file = tmp_path / "images" / split / "ab"[2 * i // count] / f"{i:03}.png"
@@ -331,7 +331,7 @@ def prepare_and_load(source, target, **options):
     return load_prepared("set", SPLITS, 8, 2)
 
 
-def test_a_file_for_each_split_that_processes_share(source, target):
+def test_each_split_is_one_file_that_processes_share(source, target):
     (source / "train/a/000.png").rename(source / "train/a/000.PNG")
     (source / "train/a/Thumbs.db").write_bytes(b"not an image")
     sets = prepare_and_load(source, target)
@@ -368,7 +368,7 @@ def test_a_file_for_each_split_that_processes_share(source, target):
         ("NoneType", {"labels": None}),
     ],
 )
-def test_a_prepared_file_of_other_images(words, change, source, target):
+def test_a_prepared_file_of_other_images_is_an_error(words, change, source, target):
     prepare_and_load(source, target)
     file = target / "test-8.pt"
     torch.save(torch.load(file) | change, file)
@@ -376,7 +376,7 @@ def test_a_prepared_file_of_other_images(words, change, source, target):
         load_prepared("set", SPLITS, 8, 2)
 
 
-def test_a_prepared_file_whose_bytes_have_changed(source, target):
+def test_a_changed_prepared_file_is_an_error(source, target):
     prepare_and_load(source, target)
     file = target / "test-8.pt"
     body = bytearray(file.read_bytes())
@@ -396,7 +396,9 @@ def are_equal(folder, other):
 
 
 @pytest.mark.parametrize("kind", ["half.jpg", "half.png", "huge.png", "text.png"])
-def test_an_image_that_cannot_be_read(kind, source, target, monkeypatch, capsys):
+def test_unreadable_images_are_named_or_skipped(
+    kind, source, target, monkeypatch, capsys
+):
     bad = source / f"train/a/015-{kind}"  # between others
     Image.effect_noise((32, 32), 99).convert("RGB").save(bad)
     if kind == "huge.png":  # for Pillow
@@ -414,7 +416,7 @@ def test_an_image_that_cannot_be_read(kind, source, target, monkeypatch, capsys)
     assert "train: 2 of 31 images cannot be read" in capsys.readouterr().out
 
 
-def test_a_class_without_images(source, target):
+def test_a_class_without_images_is_an_error(source, target):
     prepare_and_load(source, target)
     for file in (source / "test/b").iterdir():
         file.write_bytes(b"")
@@ -449,7 +451,7 @@ def test_synthetic_images_are_prepared(photos, sample):
 
 @pytest.fixture
 def server():
-    """A server of .files, which .breaks off after some bytes and notes .ranges."""
+    """Return a server of .files that .breaks off and records .ranges."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -485,7 +487,7 @@ def server():
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_fetch_goes_on_where_it_broke_off(server, tmp_path, resumes):
+def test_fetch_resumes(server, tmp_path, resumes):
     body = bytes(range(256)) * 10000
     server.files["/file"], server.breaks, server.resumes = body, [1000000], resumes
     fetch = partial(download.fetch, f"{server.url}/file", tmp_path / "file")
@@ -500,7 +502,7 @@ def test_fetch_goes_on_where_it_broke_off(server, tmp_path, resumes):
     assert (tmp_path / "file").read_bytes() == body
 
 
-def test_fetch_refuses_what_fails_its_checksum(server, tmp_path):
+def test_fetch_refuses_a_wrong_checksum(server, tmp_path):
     server.files["/file"], server.tells_length, server.breaks = b"some", False, [2]
     md5 = hashlib.md5(b"some").hexdigest()
     fetch = partial(download.fetch, f"{server.url}/file", tmp_path / "file", md5)
@@ -511,7 +513,7 @@ def test_fetch_refuses_what_fails_its_checksum(server, tmp_path):
     assert (tmp_path / "file").read_bytes() == b"some"
 
 
-def test_without_a_server(server, datadir):
+def test_a_missing_server_is_an_error(server, datadir):
     for url in (NOWHERE, "nonsense", f"{server.url}/none"):
         with raises_user_error("login node"):
             download.fetch(url, datadir / "file")
@@ -521,7 +523,7 @@ def test_without_a_server(server, datadir):
     assert not list(datadir.glob("*/*"))
 
 
-def test_vgg16(server, tmp_path, monkeypatch):
+def test_vgg16_is_downloaded_and_converted(server, tmp_path, monkeypatch):
     body = b"the weights"
     file = tmp_path / f"hub/vgg16-{hashlib.sha256(body).hexdigest()[:8]}.pth"
     monkeypatch.setitem(WEIGHTS.WEIGHTS, "vgg16", file)
@@ -535,7 +537,7 @@ def test_vgg16(server, tmp_path, monkeypatch):
 
 
 def photo_archive(cats=1505, dogs=1503):
-    """Return a zip like Microsoft's, of small photos; two of them do not decode."""
+    """Return a zip like Microsoft's, of small photos, two of them corrupt."""
     buffer, photo = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (8, 8)).save(photo, "JPEG")
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -547,7 +549,7 @@ def photo_archive(cats=1505, dogs=1503):
     return buffer.getvalue()
 
 
-def test_dogs_vs_cats(server, datadir, capsys):
+def test_dogs_vs_cats_is_downloaded_and_split(server, datadir, capsys):
     url = "--url", f"{server.url}/photos.zip"
     for other in (b"<html>sorry</html>", photo_archive(20)):
         server.files["/photos.zip"] = other
@@ -585,7 +587,7 @@ def cinic_archive():
     return buffer.getvalue()
 
 
-def test_cinic(server, datadir, monkeypatch, capsys):
+def test_cinic_is_downloaded_and_prepared(server, datadir, monkeypatch, capsys):
     body = server.files["/cinic.tar.gz"] = cinic_archive()
     url = "--url", f"{server.url}/cinic.tar.gz"
     with raises_user_error("failed its checksum"):  # it is not Edinburgh's
@@ -601,7 +603,7 @@ def test_cinic(server, datadir, monkeypatch, capsys):
     assert "is there already" in capsys.readouterr().out
 
 
-def test_what_torchvision_fetches(sample, datadir, tmp_path, monkeypatch):
+def test_torchvision_data_are_downloaded(sample, datadir, tmp_path, monkeypatch):
     site, sums = tmp_path / "site", []
     site.mkdir()
     for file in sorted((sample / "MNIST/raw").iterdir()):
@@ -623,8 +625,8 @@ def test_what_torchvision_fetches(sample, datadir, tmp_path, monkeypatch):
 # From a folder, and where one may not read or write
 
 
-def test_from_a_folder(sample, datadir, tmp_path):
-    """Image files, a folder above, or in DATADIR: all give the same."""
+def test_data_are_taken_from_a_folder(sample, datadir, tmp_path):
+    """Image files, their parent folder and DATADIR give the same data."""
     raw = sample / "CINIC/CINIC-10"
     shutil.copytree(raw, datadir / "CINIC/CINIC-10")
     for options in (["--from", raw], ["--from", sample], ["--url", NOWHERE]):
@@ -643,8 +645,8 @@ def test_from_a_folder(sample, datadir, tmp_path):
 
 
 @needs_root
-def test_data_that_others_may_only_read(sample, public, monkeypatch):
-    """With DATADIR there: what to do. With it elsewhere: the data are taken."""
+def test_read_only_data_can_be_used(sample, public, monkeypatch):
+    """In DATADIR they are an error; with --from they are used."""
     shared, ignore = public / "shared", shutil.ignore_patterns("*.pt")
     shutil.copytree(sample, shared, ignore=ignore)
     for folder in (shared, *shared.rglob("*/")):
@@ -670,8 +672,8 @@ def test_data_that_others_may_only_read(sample, public, monkeypatch):
 
 
 @needs_root
-def test_what_may_not_be_read(sample, public, monkeypatch):
-    """One line says so, before anything is fetched, or called damaged or missing."""
+def test_unreadable_data_are_a_user_error(sample, public, monkeypatch):
+    """One line says so before a download, and not that they are damaged."""
     closed, url = public / "closed", ("--url", NOWHERE)
     shutil.copytree(sample, public / "sample")
     (public / "sample").chmod(0o755)
@@ -714,8 +716,8 @@ def test_what_may_not_be_read(sample, public, monkeypatch):
 # Kills, and a full disk
 
 
-def run_until_killed(function, owner, name, last, before=lambda *args: None):
-    """Run it in a process of its own, which is killed at this call of owner.name."""
+def kill_at_call(function, owner, name, last, before=lambda *args: None):
+    """Run a function in a new process, and kill it at this call of owner.name."""
     calls, original = [], getattr(owner, name)
 
     def counted(*args, **options):
@@ -733,23 +735,23 @@ def run_until_killed(function, owner, name, last, before=lambda *args: None):
     assert child.exitcode == -signal.SIGKILL
 
 
-def test_killed_while_saving(source, target):
+def test_a_kill_while_saving_leaves_no_partial_file(source, target):
     again = partial(prepare_and_load, source, target)
 
     def write_half(state, file):
         Path(file).write_bytes(b"half")
 
-    run_until_killed(again, torch, "save", 2, write_half)
+    kill_at_call(again, torch, "save", 2, write_half)
     assert (target / "train-8.pt").exists() and not (target / "test-8.pt").exists()
     assert [len(part) for part in again()] == [30, 20]
     assert names(target) == ["test-8.pt", "train-8.pt"]
 
 
-def test_killed_while_unpacking(server, datadir, monkeypatch):
+def test_a_kill_while_unpacking_is_recovered(server, datadir, monkeypatch):
     body = server.files["/c.tar.gz"] = cinic_archive()
     monkeypatch.setattr(CINIC, "MD5", hashlib.md5(body).hexdigest())
     again = partial(call, CINIC, "--url", f"{server.url}/c.tar.gz")
-    run_until_killed(again, tarfile.TarFile, "makefile", 25)
+    kill_at_call(again, tarfile.TarFile, "makefile", 25)
     assert len(list(datadir.rglob("*.png"))) == 24
     again()  # and does not take the 24 for all
     assert server.ranges == [0]
@@ -758,12 +760,12 @@ def test_killed_while_unpacking(server, datadir, monkeypatch):
 
 
 @pytest.mark.parametrize("exercise", ["exercise8", "cinic_lab"])
-def test_synthetic_data(exercise, sample, tmp_path):
-    """It is the same every time, also after kills at drawing and at preparing."""
+def test_synthetic_data_are_reproducible(exercise, sample, tmp_path):
+    """They are the same each time, even after kills while making and preparing."""
     module, name = load(exercise, "sample_data"), SETS[exercise].NAME
     again = partial(call, module, "--to", tmp_path)
-    run_until_killed(partial(again, "--scale", 0.1), Image.Image, "save", 50)
-    run_until_killed(partial(again, "--scale", 0.1), torch, "save", 2)
+    kill_at_call(partial(again, "--scale", 0.1), Image.Image, "save", 50)
+    kill_at_call(partial(again, "--scale", 0.1), torch, "save", 2)
     again()
     assert names(tmp_path) == [name] and are_equal(tmp_path / name, sample / name)
     for scale in (0, "1e9", "nan", "much"):
@@ -776,7 +778,7 @@ def test_synthetic_data(exercise, sample, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Call it with a size in KB to have a disk of that size; it keeps its files."""
+    """Return a function that resizes a disk to a size in KB; it keeps its files."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "none", disk]).returncode != 0:
@@ -792,8 +794,8 @@ def small_disk(tmp_path):
 
 
 @needs_root
-def test_a_full_disk(small_disk, server, sample, monkeypatch):
-    """While fetching, unpacking, drawing, preparing, copying: one line says so."""
+def test_a_full_disk_is_a_user_error(small_disk, server, sample, monkeypatch):
+    """During download, unpacking, making, preparing and copying: one line."""
     full = partial(raises_user_error, "disk (is )?full.*make room")
     body = server.files["/c.tar.gz"] = cinic_archive()  # 96 KB
     monkeypatch.setattr(CINIC, "MD5", hashlib.md5(body).hexdigest())

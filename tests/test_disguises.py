@@ -1,4 +1,4 @@
-"""The tests pass on any machine: a part of them, where it looks like another one.
+"""A part of the tests, on a machine that looks like another one.
 
 In each disguise tests failed before they hid GPUs: a driver in /dev, a GPU that
 PyTorch counts, and a Slurm job around the tests.
@@ -12,11 +12,11 @@ import pytest
 from conftest import HIDDEN, REPOSITORY, copy_checkout
 
 pytestmark = pytest.mark.slow
-# What starts processes, counts them, and reads what they print.
-PART = "test_a_run or no_data or job_with_gpus or memory_is_kept or pick_gpus"
-PART += " or mistake_of_all"
+# Tests that start processes, count them, and read their output.
+PART = "each_script_runs or kinds_of_gpu or missing_data or gpus_that_pytorch"
+PART += " or malloc_is_tuned or pick_gpus or user_error_of_all"
 FILES = "tests/test_common.py", "tests/test_faults.py"
-# Where a file is put into /dev, nobody else sees it.
+# A private /dev: other processes do not see the file.
 LAYERS = "lowerdir=/dev,upperdir=$0/upper,workdir=$0/work"
 DRIVER = f"""
 mount -t tmpfs none "$0" && mkdir "$0/upper" "$0/work" &&
@@ -29,7 +29,7 @@ JOB |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SITE": "lumi"}
 
 
 @pytest.mark.parametrize("disguise", ["driver", "GPU", "job", "folder"])
-def test_the_tests_pass(disguise, tmp_path):
+def test_the_tests_pass_on_another_machine(disguise, tmp_path):
     ours, checkout = {*HIDDEN, "PYTHONPATH"}, REPOSITORY
     env = {name: value for name, value in os.environ.items() if name not in ours}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", PART, *FILES]

@@ -1,4 +1,4 @@
-"""Faults: each ends the job with a line that says why, and leaves nothing half done.
+"""Faults: each ends the job with one line, and leaves no process or partial file.
 
 Each is tried on one script for each way in which it may be launched.
 """
@@ -53,7 +53,7 @@ ddp.main()
 
 
 class Job:
-    """A command that runs; its processes have the same word in their environment."""
+    """A running command, whose processes have a common word in their environment."""
 
     def __init__(self, command, folder, datadir="", **env):
         self.word, self.file = str(uuid.uuid4()), folder / "output"
@@ -67,7 +67,7 @@ class Job:
         return without_gloo(self.file.read_text())
 
     def wait_for(self, line, seconds=200):
-        """Wait until the job has printed this."""
+        """Wait until the job has printed this line."""
         deadline = time.monotonic() + seconds
         while line not in self.output():
             assert self.process.poll() is None, self.output()
@@ -75,7 +75,7 @@ class Job:
             time.sleep(0.1)
 
     def processes(self):
-        """Return {process: command} of those that are left."""
+        """Return {process: command} of the processes that still run."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -87,7 +87,7 @@ class Job:
         return found
 
     def end(self, seconds=200):
-        """Wait until no process is left; return the exit status and the output."""
+        """Wait until all processes have ended; return exit status and output."""
         status = self.process.wait(timeout=seconds)
         for process in self.processes():  # one that is stopped cannot end itself
             os.kill(process, signal.SIGCONT)
@@ -106,7 +106,7 @@ def intro(tmp_path):
 
 
 def start_faulty(folder, launch, name, function, after=0, **env):
-    """Start ddp.py with this fault in its rank 1, in a long epoch."""
+    """Start ddp.py with this fault in rank 1, and a long epoch."""
     script = FAULTY.format(name=name, function=function, after=after)
     (folder / "faulty.py").write_text(script)
     env["PYTHONPATH"] = ""  # tests/rules would be where a rank waits
@@ -123,8 +123,8 @@ def test_a_killed_rank_ends_the_job(launch, intro):
 
 @slow
 @each_launch
-def test_a_stopped_rank_is_reported_and_ends_the_job(launch, intro):
-    """It says nothing itself; rank 0 says where it waits."""
+def test_a_stopped_rank_is_reported_and_the_job_ends(launch, intro):
+    """It is silent; rank 0 prints where it waits."""
     limit = {"DDP_TIMEOUT": "40"}
     job = start_faulty(intro, launch, "SIGSTOP", "batch_sums", 5, **limit)
     status, output = job.end()
@@ -136,7 +136,7 @@ def test_a_stopped_rank_is_reported_and_ends_the_job(launch, intro):
 
 
 @slow
-def test_a_rank_that_is_stopped_before_they_meet(intro):
+def test_a_rank_stopped_before_the_rendezvous_ends_the_job(intro):
     function, limit = "dist.init_process_group", {"DDP_TIMEOUT": "20"}
     launch = "jobscript_ddp.sh"
     status, output = start_faulty(intro, launch, "SIGSTOP", function, **limit).end()
@@ -153,8 +153,8 @@ def test_a_rank_that_is_stopped_before_they_meet(intro):
         ),
     ],
 )
-def test_a_file_system_that_does_not_answer(launch, script, tmp_path):
-    """To open a FIFO waits for whoever writes to it."""
+def test_a_hanging_file_system_ends_the_job(launch, script, tmp_path):
+    """Opening a FIFO waits for a writer, like a hanging file system."""
     folder = copy_exercise("exercise8", tmp_path)
     photos = tmp_path / "data/dogs-vs-cats"
     photos.mkdir(parents=True)
@@ -183,15 +183,15 @@ def test_no_rank_outlives_a_killed_launcher(launch, intro):
         ("mnist_multigpu", "slurm_multigpu.sh --epochs=1000"),
     ],
 )
-def test_what_a_run_script_started_ends_with_it(exercise, command, sample, tmp_path):
-    """The monitor, and what is not the script's own process."""
+def test_a_run_script_leaves_no_process(exercise, command, sample, tmp_path):
+    """The monitor, and other processes of the run script."""
     job = Job(["bash", *command.split()], copy_exercise(exercise, tmp_path), sample)
     job.wait_for("Epoch")
     job.process.terminate()
     assert job.end()[0] in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def test_nobody_reads_what_is_printed(intro):
+def test_a_closed_pipe_ends_the_job(intro):
     command = f"bash jobscript.sh single.py {' '.join(ENDLESS)} | head -n 1"
     done = run(["bash", "-o", "pipefail", "-c", command], intro)
     assert done.returncode == 141 and done.stderr == "", done.stderr
@@ -199,7 +199,7 @@ def test_nobody_reads_what_is_printed(intro):
 
 
 @each_launch
-def test_ctrl_c_ends_with_a_line(launch, intro):
+def test_ctrl_c_prints_one_line(launch, intro):
     command = ["bash", launch, "ddp.py", *ENDLESS]
     status, shown = on_terminal(command, intro, stop_at="Epoch 2: ")
     assert status in (130, -signal.SIGINT), shown  # bash ends as its script did
@@ -210,7 +210,7 @@ def test_ctrl_c_ends_with_a_line(launch, intro):
 
 @pytest.fixture
 def full_disk(intro):
-    """A logs/ in which there is no room."""
+    """Return an exercise whose logs/ is full."""
     (intro / "logs").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", intro / "logs"]
     if os.geteuid() != 0 or subprocess.run(mount).returncode != 0:
@@ -227,7 +227,7 @@ def full_disk(intro):
         pytest.param("jobscript_ddp.sh", "ddp.py", marks=slow),
     ],
 )
-def test_a_full_disk_is_said_in_a_line(launch, script, intro):
+def test_a_full_disk_prints_one_line(launch, script, intro):
     done = run(["bash", launch, script, *SMALL, "--epochs=1"], intro)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
@@ -246,8 +246,8 @@ dist.all_reduce(torch.ones(1, device="cpu"))
 
 
 @each_launch
-def test_the_error_of_a_rank_ends_the_job_and_is_shown_once(launch, intro):
-    """Those that have lost their peer say nothing."""
+def test_an_error_of_one_rank_is_shown_once(launch, intro):
+    """Ranks that have lost their peer are silent."""
     (intro / "fails.py").write_text(FAILS)
     status, output = Job(["bash", launch, "fails.py"], intro).end()
     assert status == 1 and output.count("Traceback") == 1, output
@@ -256,14 +256,14 @@ def test_the_error_of_a_rank_ends_the_job_and_is_shown_once(launch, intro):
 
 
 @each_launch
-def test_a_mistake_of_all_ranks_is_said_once(launch, intro):
+def test_a_user_error_of_all_ranks_is_shown_once(launch, intro):
     done = run(["bash", launch, "ddp.py", "--epochs=0"], intro)
     done.stdout = re.sub("^Nodes: .*\n", "", done.stdout)
     fails(done, "--epochs", "--help lists the options")
     assert not (intro / "logs").exists()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(intro):
+def test_an_infinite_loss_ends_the_run(intro):
     command = [sys.executable, "single.py", *SMALL, "--lr=1000000000"]
     done = run(command, intro)
     fails_line = r"Error: the loss is (nan|inf): use a smaller --lr.*\n"
@@ -300,7 +300,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("words", OTHERS)
-def test_errors_of_others_are_told_in_a_line(words, capfd):
+def test_known_errors_of_libraries_print_one_line(words, capfd):
     try:
         OTHERS[words]()
     except Exception as error:
@@ -312,7 +312,7 @@ def test_errors_of_others_are_told_in_a_line(words, capfd):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a full /dev/shm needs root")
-def test_workers_without_shared_memory():
+def test_workers_without_shared_memory_print_one_line():
     code = (
         "import common.cli, torch; from torch.utils.data import DataLoader; "
         "next(iter(DataLoader(torch.ones(4, 10**6), 4, num_workers=1)))"
@@ -332,8 +332,8 @@ SHOWS = "import os, sys; sys.stdout.write(os.environ['MASTER_ADDR'] + '\\n')"
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can rename a host")
 @each_launch
-def test_a_host_whose_name_leads_nowhere(launch, intro):
-    """As a laptop's may: its processes meet all the same."""
+def test_an_unknown_host_name_is_no_problem(launch, intro):
+    """As on some laptops: the processes still meet."""
     (intro / "shows.py").write_text(SHOWS)
     renamed = ["unshare", "--uts", "sh", "-c", 'hostname nowhere && exec "$@"', "-"]
     done = run([*renamed, "bash", launch, "shows.py"], intro)

@@ -1,4 +1,4 @@
-"""make venv: which PyTorch it installs, from an index on this machine."""
+"""make venv: the PyTorch that it installs from a local package index."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def write_wheel(folder, name, version):
-    """Write a package that knows its version and nothing else."""
+    """Write a wheel that has only a name and a version."""
     folder = folder / name
     folder.mkdir(parents=True)
     info = f"{name}-{version}.dist-info"
@@ -27,7 +27,7 @@ def write_wheel(folder, name, version):
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    """The address of PyTorch's index, and of PyPI's, which has other versions."""
+    """Return the addresses of a PyTorch index, and of a PyPI with other versions."""
     folder = tmp_path_factory.mktemp("index")
     for name in ("torch", "torchvision"):
         write_wheel(folder / "cpu", name, "9+cpu")
@@ -73,7 +73,7 @@ def make_venv(tmp_path, index):
     return make
 
 
-def test_no_gpu_and_no_slurm(make_venv):
+def test_cpu_wheels_without_a_gpu_and_slurm(make_venv):
     version, said = make_venv()
     assert version == "9+cpu" and "PyTorch for CPUs" in said
     # Nothing is installed again, but for another PyTorch.
@@ -93,7 +93,7 @@ def test_no_gpu_and_no_slurm(make_venv):
         ("Slurm", "export TORCH=cu126", "8+cu126"),
     ],
 )
-def test_where_there_is(here, site, version, make_venv):
+def test_other_wheels_with_a_gpu_slurm_or_torch(here, site, version, make_venv):
     if here == "Slurm":
         (make_venv.commands / "sbatch").symlink_to("/bin/true")
     silent = {"TORCH_INDEX": "http://localhost:9"} if "index" in here else {}

@@ -1,4 +1,4 @@
-"""RunLog: what a run prints, its TensorBoard scalars, its line of results.jsonl."""
+"""RunLog: printed lines, TensorBoard scalars and results.jsonl."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ ARGS = argparse.Namespace(batch_size=5, epochs=3, lr=0.1)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Run in an empty folder, as script.py."""
+    """Return an empty folder, in which the test runs as script.py."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["/some/where/script.py"])
     return tmp_path
@@ -30,7 +30,7 @@ def read_results():
     return [json.loads(line) for line in lines]
 
 
-def test_result_and_scalars_of_a_run(folder, monkeypatch, capsys):
+def test_a_run_writes_its_result_and_scalars(folder, monkeypatch, capsys):
     from tensorboard.backend.event_processing import event_accumulator
 
     monkeypatch.setenv("SLURM_JOB_ID", "77")
@@ -86,8 +86,8 @@ def test_result_and_scalars_of_a_run(folder, monkeypatch, capsys):
     assert [e.step for e in events.Scalars("images_per_second")] == [1, 2, 3, 4]
 
 
-def test_one_of_several_processes_reports(folder, monkeypatch, capsys):
-    """Without Slurm, one machine stands in for all nodes: they share its cores."""
+def test_only_rank_0_reports(folder, monkeypatch, capsys):
+    """Without Slurm all nodes are on one machine, and share its cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
@@ -115,7 +115,7 @@ def test_one_of_several_processes_reports(folder, monkeypatch, capsys):
     ]
 
 
-def test_a_result_that_does_not_fit_leaves_no_half_line(folder):
+def test_a_full_disk_leaves_no_partial_line(folder):
     log = RunLog(ARGS, CPU, scalars=False)
     log.epoch(1, 100, 1)
     results = folder / "logs/results.jsonl"
@@ -132,14 +132,14 @@ def test_a_result_that_does_not_fit_leaves_no_half_line(folder):
     assert len(results.read_text().splitlines()) == 2
 
 
-def test_logs_that_cannot_be_written(folder):
+def test_an_unwritable_logs_folder_is_an_error(folder):
     (folder / "logs").write_text("a file")
     with raises_user_error("cannot write logs/"):
         RunLog(ARGS, CPU)
 
 
 @pytest.mark.parametrize("kind", ["folder", "FIFO", "dangling link"])
-def test_results_that_cannot_be_written_are_found_before_training(kind, folder):
+def test_unwritable_results_are_an_error_before_training(kind, folder):
     results = folder / "logs/results.jsonl"
     results.parent.mkdir()
     if kind == "folder":
@@ -152,7 +152,7 @@ def test_results_that_cannot_be_written_are_found_before_training(kind, folder):
         RunLog(ARGS, CPU)
 
 
-def test_a_last_line_without_an_end_stays_a_line(folder):
+def test_a_last_line_without_a_newline_is_kept(folder):
     (folder / "logs").mkdir()
     (folder / "logs/results.jsonl").write_text("of an editor")
     log = RunLog(ARGS, CPU, scalars=False)

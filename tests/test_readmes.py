@@ -134,3 +134,30 @@ def test_commands_work_as_typed(file, sample, tmp_path):
         usual = ["0", "1"] if command.startswith("diff ") else ["0"]
         said = re.findall(r"# .*status (\d+)", command)
         assert status in (said or usual), (command, shown)
+
+
+def table_rows(text):
+    """Return the cells of each row of the tables in a text."""
+    rows = re.findall(r"^\|(.*)\|$", text, re.M)
+    return [[cell.strip() for cell in row.split("|")] for row in rows]
+
+
+def test_the_plans_of_teaching_add_up():
+    text = (REPOSITORY / "docs/TEACHING.md").read_text()
+    plans = re.findall(r"^### (\d+) minutes.*?(?=^##)", text, re.M | re.S)
+    bodies = re.split(r"^###? ", text, flags=re.M)
+    named = [body for body in bodies if re.match(r"\d+ minutes", body)]
+    assert len(plans) == len(named) > 4
+    for total, body in zip(plans, named, strict=True):
+        minutes = [int(row[0]) for row in table_rows(body) if row[0].isdigit()]
+        assert sum(minutes) == int(total), body.splitlines()[0]
+    sums, lesson = {}, None
+    (lessons,) = [b for b in bodies if b.startswith("What each lesson takes")]
+    for first, _, minutes, *_ in table_rows(lessons):
+        lesson = first or lesson
+        if minutes.isdigit():
+            sums[lesson] = sums.get(lesson, 0) + int(minutes)
+    (alone,) = [body for body in bodies if body.startswith("Working alone")]
+    rows = [row for row in table_rows(alone) if row[0].isdigit()]
+    told = {f"{row[0]} {row[1].partition(',')[0]}": int(row[2]) for row in rows}
+    assert told == sums
