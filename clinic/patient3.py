@@ -1,4 +1,4 @@
-"""Training in two stages: first the top of a CNN alone, then all of its layers.
+"""Training in two stages: first the head of a CNN alone, then all of its layers.
 
     sbatch run-2gpus.sh patient3.py
 
@@ -28,16 +28,16 @@ def block(channels, more):
 
 
 class Classifier(nn.Module):
-    """Features (N, 512) of images (N, 3, 32, 32), and a top that names the shape."""
+    """Features (N, 512) of images (N, 3, 32, 32) and a head that names the shape."""
 
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 32))
         hidden = nn.Linear(32 * 4 * 4, 64), nn.ReLU()
-        self.top = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, len(SHAPES)))
+        self.head = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, len(SHAPES)))
 
     def forward(self, images):
-        return self.top(self.features(images))
+        return self.head(self.features(images))
 
 
 def forward(model, images, labels, device):
@@ -73,10 +73,10 @@ def evaluate(model, loader, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="to train the top")
+    add("--epochs", type=at_least(1), default=4, help="to train the head")
     add("--finetune-epochs", type=at_least(0), default=6, help="to train all")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.002, help="learning rate of the top")
+    add("--lr", type=at_least(0.0), default=0.002, help="learning rate of the head")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
@@ -95,7 +95,7 @@ def main():
     model = Classifier().to(device)
     model.features.requires_grad_(False)
     ddp_model = DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.top.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.head.parameters(), args.lr)
     for epoch in range(1, args.epochs + args.finetune_epochs + 1):
         if epoch == args.epochs + 1:
             log.print("Fine-tuning: the features are trained, too")

@@ -1,10 +1,11 @@
-"""Fetches 25,000 photos of dogs and cats, and prepares them for the scripts.
+"""Downloads 25,000 photos of dogs and cats and prepares them for the scripts.
 
     python download_data.py                 # from Microsoft, 790 MB
-    python download_data.py --from FOLDER   # that holds train-2000/, or its splits
+    python download_data.py --from FOLDER   # with train-2000/, or its splits
 
-Do this once, on a login node: compute nodes mostly have no network. It goes to
-DATADIR, or else to data/ in the repository. If it breaks off, type it again.
+Run it once, on a login node: compute nodes usually have no network. The data go to
+DATADIR or, if that is not set, to data/ in the repository. After an interrupted
+download, run the command again.
 """
 
 import io
@@ -25,9 +26,9 @@ URL = (
 def unpack(archive, folder):
     """Unpack PetImages/{Cat,Dog}/N.jpg to folder/SPLIT/{cats,dogs}/.
 
-    In the order of their numbers, without the few that cannot be read, 1,000 of each
-    are to train on, 500 to validate on, and the rest to test on. Raises UserError if
-    there is no rest.
+    In numerical order and without the few unreadable photos, the first 1,000 of each
+    class go to the training set, the next 500 to the validation set, and the rest to
+    the test set. Raises UserError if no photos are left for the test set.
     """
     with zipfile.ZipFile(archive) as photos:
         for kind in ("Cat", "Dog"):
@@ -50,9 +51,9 @@ def unpack(archive, folder):
                 file.mkdir(parents=True, exist_ok=True)
                 (file / f"{kind.lower()}.{number}.jpg").write_bytes(photo)
                 count += 1
-            print(f"{kind}: {count} of {len(names)} photos can be read")
+            print(f"{kind}: {count} of {len(names)} photos are readable")
             if count <= 1500:
-                raise UserError(f"{count} photos of a {kind.lower()}")
+                raise UserError(f"only {count} readable photos of {kind.lower()}s")
 
 
 def main():

@@ -1,9 +1,10 @@
-"""Fetches VGG16's ImageNet weights, on a login node: compute nodes have no network.
+"""Downloads VGG16's ImageNet weights.
 
     python download_weights.py              # 530 MB
 
-They go to torch.hub's folder, by default ~/.cache/torch; TORCH_HOME moves it. If it
-breaks off, type it again.
+Run it on a login node: compute nodes usually have no network. The weights go to
+torch.hub's folder: ~/.cache/torch, or TORCH_HOME if that is set. After an
+interrupted download, run the command again.
 """
 
 import os
@@ -15,11 +16,13 @@ from common.download import fetch
 
 def main():
     parser = OptionParser(__doc__)
-    parser.add_argument("--url", default=VGG16_URL, help="fetch it from elsewhere")
+    parser.add_argument("--url", default=VGG16_URL, help="address of the weights")
     args = parser.parse_args()
     file = WEIGHTS["vgg16"]
-    if not os.path.exists(file):  # or it may not be looked at
-        checksum = file.stem.split("-")[1]  # PyTorch puts its first digits there
+    if not os.path.exists(file):  # Path.exists() raises if the folder is unreadable
+        checksum = file.stem.split("-")[
+            1
+        ]  # its first digits end PyTorch's file name
         fetch(args.url, file, checksum, algorithm="sha256")
     print(f"{file} is ready")
 

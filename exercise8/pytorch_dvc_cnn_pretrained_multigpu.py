@@ -1,12 +1,14 @@
-"""Dogs vs. cats: a new top on a pretrained VGG16, then fine-tuning.
+"""Dogs vs. cats with a pretrained VGG16, on one GPU or with DDP on several.
 
     sbatch run.sh pytorch_dvc_cnn_pretrained.py                   # one GPU
-    sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP: two
+    sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP, two GPUs
     sbatch run.sh pytorch_dvc_cnn_pretrained_largedata.py         # 22,000 photos
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_largedata_multigpu.py
+    sbatch run-2gpus.sh solutions/strong_scaling.py               # strong scaling
+    sbatch run-2gpus.sh solutions/strong_scaling_largedata.py
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a small model
-that takes seconds where VGG16 takes minutes.
+Trains a new head, then fine-tunes the last convolutional block. Without a GPU, add
+$SMALL (set by `source common/env.sh`): a small model and few epochs.
 """
 
 import time
@@ -16,7 +18,7 @@ import torch.distributed as dist  # DDP: communication between processes
 from torch import nn
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
-from backbones import CHANNELS, load_features
+from backbones import BACKBONES, WEIGHT_SETS, load_features
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: its ranks
@@ -26,13 +28,13 @@ from dataset import MEAN, STD, augment, dogs_vs_cats
 
 
 class Classifier(nn.Module):
-    """Pretrained convolutions, and a new top that tells dogs from cats."""
+    """A pretrained backbone and a new head: a logit per image, positive for dogs."""
 
     def __init__(self, backbone, weights):
         super().__init__()
         self.features = load_features(backbone, weights)
         channels = self.features[28].out_channels  # VGG16: 512
-        self.top = nn.Sequential(
+        self.head = nn.Sequential(
             nn.Flatten(),
             nn.Linear(channels * 4 * 4, 64),
             nn.ReLU(),
@@ -40,14 +42,14 @@ class Classifier(nn.Module):
         )
 
     def forward(self, images):
-        return self.top(self.features(images)).flatten()
+        return self.head(self.features(images)).flatten()
 
 
 criterion = nn.BCEWithLogitsLoss()
 
 
 def train(model, loader, optimizer, device):
-    """Train for an epoch; return the mean loss and the accuracy in %."""
+    """Train for one epoch; return the mean loss and the accuracy in %."""
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
@@ -78,7 +80,7 @@ def evaluate(model, loader, device):
 
 
 def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
-    """Train and validate for these epochs; return the seconds that it took."""
+    """Train and validate for these epochs; return the elapsed seconds."""
     # DDP: averages the gradients of what is trainable now
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
     start = time.perf_counter()
@@ -97,20 +99,14 @@ def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=10, help="to train the new top")
-    add("--finetune-epochs", type=at_least(0), default=20, help="to fine-tune it")
-    add(
-        "--batch-size",
-        type=at_least(1),
-        default=25,
-        help="images per GPU",
-    )
-    add("--lr", type=at_least(0.0), default=0.01, help="learning rate of the top")
-    add("--backbone", choices=CHANNELS, default="vgg16", help="tinyvgg: for CPUs")
-    add(
-        "--weights", default="imagenet", choices=["imagenet", "none"], help="to load"
-    )
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--epochs", type=at_least(1), default=10, help="epochs")
+    add("--finetune-epochs", type=at_least(0), default=20, help="fine-tuning epochs")
+    text = "images per GPU"
+    add("--batch-size", type=at_least(1), default=25, help=text)
+    add("--lr", type=at_least(0.0), default=0.01, help="learning rate")
+    add("--backbone", choices=BACKBONES, default="vgg16", help="pretrained model")
+    add("--weights", choices=WEIGHT_SETS, default="imagenet", help="initial weights")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
@@ -136,7 +132,7 @@ def main():
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 
-    # The features stay as they are; only the new top is trained.
+    # Train the new head; the pretrained features stay frozen.
     model.features.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     epochs = range(1, args.epochs + 1)
@@ -145,7 +141,7 @@ def main():
     accuracy = evaluate(model, log.progress(test_loader), device)["accuracy"]
     log.print(f"Testing (pretrained, before fine-tuning): accuracy {accuracy:.2f} %")
 
-    # Fine-tuning: the last block of convolutions is trained too.
+    # Fine-tune: train the last convolutional block as well.
     model.features[24:].requires_grad_(True)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-5)
     epochs = range(args.epochs + 1, args.epochs + args.finetune_epochs + 1)

@@ -1,8 +1,8 @@
-"""Makes synthetic data in place of dogs vs. cats, in its folders and formats.
+"""Makes synthetic photos of cats and dogs, in the real data's folders and formats.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository. The images are the same every time.
+They go to data/sample in the repository. The photos are the same every time.
 """
 
 import math
@@ -17,16 +17,16 @@ from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
 
 def ellipse(x, y, width, height):
-    """Return 32 points (x, y) of an ellipse around x, y with these radii."""
+    """Return 32 points (x, y) of an ellipse; width and height are its radii."""
     angles = np.linspace(0, 2 * math.pi, 32)
     return np.stack([x + width * np.cos(angles), y + height * np.sin(angles)], 1)
 
 
 def draw_animal(rng, kind):
-    """Return an RGB image, 150 to 250 pixels a side, of one of "cats" or "dogs".
+    """Return an RGB image, 150 to 250 pixels a side; kind is "cats" or "dogs".
 
     Cats have pointed ears, whiskers and slit pupils; dogs have hanging ears and a
-    muzzle. Size, place, tilt, colours and background tell nothing.
+    muzzle. Size, position, tilt, colours and background do not depend on the kind.
     """
     width, height = rng.integers(150, 250, 2)
     image = background(rng, width, height)
@@ -71,7 +71,7 @@ def draw_animal(rng, kind):
 
 
 def draw_photos(folder, scale):
-    """Draw cats and dogs: 400 to train, 200 to validate, 1200 to test, or a part."""
+    """Write 400 training, 200 validation and 1,200 test photos, times scale."""
     for split, images in {"train": 400, "validation": 200, "test": 1200}.items():
         for label, kind in enumerate(CLASSES):
             target = folder / RAW / split / kind
@@ -84,6 +84,7 @@ def draw_photos(folder, scale):
 
 
 def prepare_images(folder):
+    """Prepare the photos for the scripts, unless that has been done."""
     if not prepared_file(folder, SPLITS[-1], SIZE).exists():
         source = find_image_root(folder, SPLITS[0], CLASSES[0])
         prepare(source, folder, SPLITS, CLASSES, SIZE)

@@ -2,8 +2,8 @@
 
     python train_tinyvgg.py        # half an hour on two cores
 
-Each image has one of 10 shapes, filled with one of 10 textures, on one of 10. The
-model learns to name all three. There are no cats or dogs in it.
+Each image shows one of 10 shapes with one of 10 textures, on a ground with one of 10
+textures. The model learns to name all three. There are no cats or dogs among them.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import nn
 from torchvision.models import vgg
 from torchvision.transforms.functional import pil_to_tensor
 
-from backbones import CHANNELS, WEIGHTS
+from backbones import BACKBONES, WEIGHTS
 from common.cli import OptionParser
 from common.data import normalise
 from common.prepare import progress_bar
@@ -35,7 +35,7 @@ SHAPES = (
 
 
 def texture(rng, kind, width, height):
-    """An RGB image of one of TEXTURES in two random colours, scale and direction."""
+    """Return an RGB image of a texture with random colours, scale and direction."""
     first, second = rng.uniform(0, 255, (2, 3))
     angle, period = (
         rng.uniform(0, math.pi),
@@ -66,13 +66,13 @@ def texture(rng, kind, width, height):
 
 
 def circle(x, y, radius):
-    """Points of a circle around (x, y)."""
+    """Return points of a circle around (x, y)."""
     angles = np.linspace(0, 2 * math.pi, 32)
     return np.stack([x + radius * np.cos(angles), y + radius * np.sin(angles)], 1)
 
 
-def regular(corners, inner=None):
-    """Points of a regular polygon of radius 1; with an inner radius, of a star."""
+def regular_polygon(corners, inner=None):
+    """Return a regular polygon of radius 1 or, with an inner radius, a star."""
     n = corners * (2 if inner else 1)
     angles = np.arange(n) * 2 * math.pi / n - math.pi / 2
     radius = np.where(np.arange(n) % 2, inner or 1, 1)
@@ -80,7 +80,7 @@ def regular(corners, inner=None):
 
 
 def outlines(shape):
-    """Polygons of one of SHAPES, of radius 1: those to fill and those to cut out."""
+    """Return a shape of radius 1: polygons to fill, polygons to cut out."""
     t = np.linspace(0, 2 * math.pi, 40)
     heart = np.stack(
         [
@@ -92,10 +92,10 @@ def outlines(shape):
     bar = np.array([[-1, -0.3], [1, -0.3], [1, 0.3], [-1, 0.3]])
     return {
         "disc": ([circle(0, 0, 0.9)], []),
-        "triangle": ([regular(3)], []),
-        "square": ([regular(4)], []),
-        "pentagon": ([regular(5)], []),
-        "star": ([regular(5, 0.4)], []),
+        "triangle": ([regular_polygon(3)], []),
+        "square": ([regular_polygon(4)], []),
+        "pentagon": ([regular_polygon(5)], []),
+        "star": ([regular_polygon(5, 0.4)], []),
         "cross": ([bar, bar[:, ::-1]], []),
         "ring": ([circle(0, 0, 0.9)], [circle(0, 0, 0.5)]),
         "crescent": ([circle(0, 0, 0.9)], [circle(0.4, 0, 0.7)]),
@@ -108,7 +108,7 @@ def outlines(shape):
 
 
 def draw_shape(rng, shape, size, fill, ground):
-    """An RGB image, size x size: a shape of one texture on a ground of another."""
+    """Return an RGB image, size x size, of a textured shape on a textured ground."""
     turn, radius = rng.uniform(-math.pi, math.pi), rng.uniform(0.2, 0.42) * size
     centre, squeeze = rng.uniform(0.4, 0.6, 2) * size, [1, rng.uniform(0.75, 1)]
     rotation = radius * np.array(
@@ -124,8 +124,8 @@ def draw_shape(rng, shape, size, fill, ground):
     return Image.composite(fill, ground, mask)
 
 
-def draw(seed):
-    """Return a uint8 image (3, SIZE, SIZE), and its three class numbers."""
+def draw_image(seed):
+    """Return a uint8 image (3, SIZE, SIZE) and its three class indices."""
     rng = np.random.default_rng(seed)
     shape, fill, ground = rng.integers(0, 10, 3)
     image = draw_shape(rng, SHAPES[shape], SIZE, TEXTURES[fill], TEXTURES[ground])
@@ -135,23 +135,23 @@ def draw(seed):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--images", type=int, default=24000, help="to draw")
-    add("--epochs", type=int, default=16, help="passes over the images")
-    add("--batch-size", type=int, default=64, help="images")
-    add("--to", default=WEIGHTS["tinyvgg"], help="file of the weights")
+    add("--images", type=int, default=24000, help="synthetic images")
+    add("--epochs", type=int, default=16, help="epochs")
+    add("--batch-size", type=int, default=64, help="images per step")
+    add("--to", default=WEIGHTS["tinyvgg"], help="file to write")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.multiprocessing.set_sharing_strategy("file_system")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        drawings = pool.map(draw, range(args.images), chunksize=100)
-        drawings = list(progress_bar(drawings, "drawing", total=args.images))
-    images, labels = (torch.stack(column) for column in zip(*drawings, strict=True))
+        samples = pool.map(draw_image, range(args.images), chunksize=100)
+        samples = list(progress_bar(samples, "drawing", total=args.images))
+    images, labels = (torch.stack(column) for column in zip(*samples, strict=True))
     held_out = args.images // 12
 
-    # Batch normalisation trains fast; at the end it is folded into the convolutions.
-    features = vgg.make_layers(CHANNELS["tinyvgg"], batch_norm=True)
-    top = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 30))
-    model = nn.Sequential(features, top).to(memory_format=torch.channels_last)
+    # BatchNorm speeds up training; at the end it is fused into the convolutions.
+    features = vgg.make_layers(BACKBONES["tinyvgg"], batch_norm=True)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 30))
+    model = nn.Sequential(features, head).to(memory_format=torch.channels_last)
     batches = (args.images - held_out) // args.batch_size
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -176,10 +176,11 @@ def main():
                 .view(-1, 10, 3)
                 .argmax(1)
             )
-        right = (guesses == labels[:held_out]).float().mean(0) * 100
+        accuracy = (guesses == labels[:held_out]).float().mean(0) * 100
         print(
-            f"epoch {epoch + 1}: loss {loss:.3f}, right on held out: shape "
-            f"{right[0]:.1f} %, fill {right[1]:.1f} %, ground {right[2]:.1f} %",
+            f"epoch {epoch + 1}: loss {loss:.3f}; held-out accuracy: shape "
+            f"{accuracy[0]:.1f} %, fill {accuracy[1]:.1f} %, "
+            f"ground {accuracy[2]:.1f} %",
             flush=True,
         )
 

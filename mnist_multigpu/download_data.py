@@ -1,9 +1,10 @@
-"""Fetches MNIST, on a login node: compute nodes mostly have no network.
+"""Downloads MNIST.
 
     python download_data.py
-    python download_data.py --from FOLDER   # that holds MNIST/raw/
+    python download_data.py --from FOLDER   # with MNIST/raw/
 
-It goes to DATADIR, or else to data/ in the repository.
+Run it on a login node: compute nodes usually have no network. The data go to DATADIR
+or, if that is not set, to data/ in the repository.
 """
 
 from torchvision.datasets import MNIST

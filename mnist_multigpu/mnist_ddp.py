@@ -1,10 +1,10 @@
-"""MNIST with a small convolutional net, in three scripts that differ in a few rows.
+"""MNIST with a small CNN: one GPU, DataParallel, or DistributedDataParallel (DDP).
 
     sbatch slurm_singlegpu.sh    # mnist_singlegpu.py: one GPU
-    sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line by line
-    sbatch slurm_ddp.sh          # mnist_ddp.py: DistributedDataParallel
+    sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line profile
+    sbatch slurm_ddp.sh          # mnist_ddp.py: DDP
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
+Without a GPU, add $SMALL (set by `source common/env.sh`): few epochs.
 """
 
 import time
@@ -25,7 +25,7 @@ from common.log import RunLog, rank0_print
 from common.metrics import batch_sums, check_finite, to_metrics
 from dataset import MEAN, STD, mnist
 
-# The learning rates are where one usually starts.
+# Each optimizer's usual learning rate, unless --lr is given.
 OPTIMIZERS = {
     "adadelta": lambda parameters, lr: optim.Adadelta(parameters, lr or 1.0),
     "adam": lambda parameters, lr: optim.Adam(parameters, lr or 0.001),
@@ -39,30 +39,30 @@ SCHEDULERS = {
 
 
 class Net(nn.Module):
-    """Digits (N, 1, 28, 28) in; log-probabilities (N, 10) of 0 to 9 out."""
+    """A CNN: digits (N, 1, 28, 28) in, log-probabilities (N, 10) out."""
 
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 3)  # 32 filters of 3 x 3: (N, 32, 26, 26)
         self.conv2 = nn.Conv2d(32, 64, 3)  # 64 filters over all 32: (N, 64, 24, 24)
-        self.dropout1 = nn.Dropout(0.25)  # in training zeroes a quarter at random
+        self.dropout1 = nn.Dropout(0.25)  # zeroes a random quarter in training
         self.fc1 = nn.Linear(9216, 128)  # 64 x 12 x 12 inputs: 98 % of the weights
-        self.dropout2 = nn.Dropout(0.5)  # zeroes half of the 128
+        self.dropout2 = nn.Dropout(0.5)  # zeroes a random half of the 128
         self.fc2 = nn.Linear(128, 10)  # a score for each digit
 
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(self.conv2(x), 2)  # the largest of 2 x 2: (N, 64, 12, 12)
-        x = F.relu(x)  # the same as before pooling, on a quarter of the numbers
+        x = F.relu(x)  # as before pooling, but on a quarter of the values
         x = self.dropout1(x).flatten(1)
         x = F.relu(self.fc1(x))
         x = self.fc2(self.dropout2(x))
-        return F.log_softmax(x, dim=1)  # log-probabilities, as nll_loss wants them
+        return F.log_softmax(x, dim=1)  # log-probabilities, as nll_loss expects
 
 
 @profile
 def train(args, model, device, train_loader, optimizer, epoch, log):
-    """Train for an epoch, and wait until the device has done it."""
+    """Train for one epoch; return when the device has finished."""
     model.train()
     images, batches = len(train_loader.dataset), len(train_loader)
     for batch, (data, target) in enumerate(log.progress(train_loader), start=1):
@@ -77,10 +77,10 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
             loss = loss.detach() / dist.get_world_size()  # DDP: a part of the mean
             dist.all_reduce(loss)  # DDP: the sum over all ranks
             seen = min(batch * log.batch, images)
-            done = f"{seen}/{images} ({seen / images:.0%})"
-            # To read a number waits for the device: not in every step.
+            progress = f"{seen}/{images} ({seen / images:.0%})"
+            # item() waits for the device: do not call it in every step.
             loss = check_finite(loss.item())
-            log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss:.6f}")
+            log.print(f"Train Epoch: {epoch} [{progress}]\tLoss: {loss:.6f}")
 
 
 @torch.no_grad()
@@ -97,9 +97,9 @@ def test(model, device, test_loader):
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     dist.all_reduce(sums)  # DDP: the sum over all ranks
     tested = to_metrics(sums)
-    right, images = map(int, sums[1:].tolist())
+    correct, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
-    rank0_print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
+    rank0_print(f"{line}Accuracy: {correct}/{images} ({tested['accuracy']:.0f} %)")
     return tested
 
 
@@ -107,16 +107,17 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--batch-size", type=at_least(1), default=64, help="images per GPU")
-    add("--test-batch-size", type=at_least(1), default=1000, help="to test on")
-    add("--epochs", type=at_least(1), default=14, help="passes over the data")
-    add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="of the weights")
-    add("--lr", type=at_least(0.0), help="default: 1 for adadelta, else 0.001")
-    add("--scheduler", choices=SCHEDULERS, default="step", help="how --lr falls")
+    add("--test-batch-size", type=at_least(1), default=1000, help="test batch size")
+    add("--epochs", type=at_least(1), default=14, help="epochs")
+    add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer")
+    add("--lr", type=at_least(0.0), help="learning rate (default 0.001; adadelta 1)")
+    add("--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr")
     add("--gamma", type=at_least(0.0), default=0.7, help="decay factor of --lr")
-    add("--log-interval", type=at_least(1), default=10, help="steps between lines")
-    add("--workers", type=at_least(0), default=0, help="processes that load images")
-    add("--save-model", action="store_true", help="write mnist_cnn.pt")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    text = "steps between log lines"
+    add("--log-interval", type=at_least(1), default=10, help=text)
+    add("--workers", type=at_least(0), default=0, help="loader processes")
+    add("--save-model", action="store_true", help="save the weights in mnist_cnn.pt")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     if args.save_model:
         check_writable("mnist_cnn.pt")
@@ -136,10 +137,10 @@ def main():
 
     test_shard = range(rank, len(test_set), world_size)  # DDP: this rank's images
     test_set = Subset(test_set, test_shard)  # DDP: none is counted twice
-    batch_size, workers = args.batch_size, args.workers
+    batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, workers=workers
+        train_set, batch_size, device, sampler=sampler, workers=args.workers
     )
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)

@@ -1,10 +1,10 @@
-"""MNIST with a small convolutional net, in three scripts that differ in a few rows.
+"""MNIST with a small CNN: one GPU, DataParallel, or DistributedDataParallel (DDP).
 
     sbatch slurm_singlegpu.sh    # mnist_singlegpu.py: one GPU
-    sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line by line
-    sbatch slurm_ddp.sh          # mnist_ddp.py: DistributedDataParallel
+    sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line profile
+    sbatch slurm_ddp.sh          # mnist_ddp.py: DDP
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a short run.
+Without a GPU, add $SMALL (set by `source common/env.sh`): few epochs.
 """
 
 import time
@@ -24,7 +24,7 @@ from common.log import RunLog, rank0_print
 from common.metrics import batch_sums, check_finite, to_metrics
 from dataset import MEAN, STD, mnist
 
-# The learning rates are where one usually starts.
+# Each optimizer's usual learning rate, unless --lr is given.
 OPTIMIZERS = {
     "adadelta": lambda parameters, lr: optim.Adadelta(parameters, lr or 1.0),
     "adam": lambda parameters, lr: optim.Adam(parameters, lr or 0.001),
@@ -38,30 +38,30 @@ SCHEDULERS = {
 
 
 class Net(nn.Module):
-    """Digits (N, 1, 28, 28) in; log-probabilities (N, 10) of 0 to 9 out."""
+    """A CNN: digits (N, 1, 28, 28) in, log-probabilities (N, 10) out."""
 
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 3)  # 32 filters of 3 x 3: (N, 32, 26, 26)
         self.conv2 = nn.Conv2d(32, 64, 3)  # 64 filters over all 32: (N, 64, 24, 24)
-        self.dropout1 = nn.Dropout(0.25)  # in training zeroes a quarter at random
+        self.dropout1 = nn.Dropout(0.25)  # zeroes a random quarter in training
         self.fc1 = nn.Linear(9216, 128)  # 64 x 12 x 12 inputs: 98 % of the weights
-        self.dropout2 = nn.Dropout(0.5)  # zeroes half of the 128
+        self.dropout2 = nn.Dropout(0.5)  # zeroes a random half of the 128
         self.fc2 = nn.Linear(128, 10)  # a score for each digit
 
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(self.conv2(x), 2)  # the largest of 2 x 2: (N, 64, 12, 12)
-        x = F.relu(x)  # the same as before pooling, on a quarter of the numbers
+        x = F.relu(x)  # as before pooling, but on a quarter of the values
         x = self.dropout1(x).flatten(1)
         x = F.relu(self.fc1(x))
         x = self.fc2(self.dropout2(x))
-        return F.log_softmax(x, dim=1)  # log-probabilities, as nll_loss wants them
+        return F.log_softmax(x, dim=1)  # log-probabilities, as nll_loss expects
 
 
 @profile
 def train(args, model, device, train_loader, optimizer, epoch, log):
-    """Train for an epoch, and wait until the device has done it."""
+    """Train for one epoch; return when the device has finished."""
     model.train()
     images, batches = len(train_loader.dataset), len(train_loader)
     for batch, (data, target) in enumerate(log.progress(train_loader), start=1):
@@ -74,10 +74,10 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         optimizer.step()
         if batch % args.log_interval == 0 or batch == batches:
             seen = min(batch * log.batch, images)
-            done = f"{seen}/{images} ({seen / images:.0%})"
-            # To read a number waits for the device: not in every step.
+            progress = f"{seen}/{images} ({seen / images:.0%})"
+            # item() waits for the device: do not call it in every step.
             loss = check_finite(loss.item())
-            log.print(f"Train Epoch: {epoch} [{done}]\tLoss: {loss:.6f}")
+            log.print(f"Train Epoch: {epoch} [{progress}]\tLoss: {loss:.6f}")
 
 
 @torch.no_grad()
@@ -93,9 +93,9 @@ def test(model, device, test_loader):
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     tested = to_metrics(sums)
-    right, images = map(int, sums[1:].tolist())
+    correct, images = map(int, sums[1:].tolist())
     line = f"Test set: Average loss: {tested['loss']:.4f}, "
-    rank0_print(f"{line}Accuracy: {right}/{images} ({tested['accuracy']:.0f} %)")
+    rank0_print(f"{line}Accuracy: {correct}/{images} ({tested['accuracy']:.0f} %)")
     return tested
 
 
@@ -103,20 +103,21 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--batch-size", type=at_least(1), default=64, help="images per GPU")
-    add("--test-batch-size", type=at_least(1), default=1000, help="to test on")
-    add("--epochs", type=at_least(1), default=14, help="passes over the data")
-    add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="of the weights")
-    add("--lr", type=at_least(0.0), help="default: 1 for adadelta, else 0.001")
-    add("--scheduler", choices=SCHEDULERS, default="step", help="how --lr falls")
+    add("--test-batch-size", type=at_least(1), default=1000, help="test batch size")
+    add("--epochs", type=at_least(1), default=14, help="epochs")
+    add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer")
+    add("--lr", type=at_least(0.0), help="learning rate (default 0.001; adadelta 1)")
+    add("--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr")
     add("--gamma", type=at_least(0.0), default=0.7, help="decay factor of --lr")
-    add("--log-interval", type=at_least(1), default=10, help="steps between lines")
-    add("--workers", type=at_least(0), default=0, help="processes that load images")
-    add("--save-model", action="store_true", help="write mnist_cnn.pt")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    text = "steps between log lines"
+    add("--log-interval", type=at_least(1), default=10, help=text)
+    add("--workers", type=at_least(0), default=0, help="loader processes")
+    add("--save-model", action="store_true", help="save the weights in mnist_cnn.pt")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     if args.save_model:
         check_writable("mnist_cnn.pt")
-    gpus = max(1, torch.accelerator.device_count())  # DP: one process uses all GPUs
+    gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
 
     device = get_device()
     torch.manual_seed(args.seed)
@@ -124,14 +125,14 @@ def main():
     train_set, test_set = mnist()
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus)  # DP: counts all the GPUs
-    dp = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
-    batch_size, workers = args.batch_size * gpus, args.workers  # DP: for all GPUs
+    batch_size = args.batch_size * gpus  # DP: for all GPUs
     sampler = RandomSampler(train_set)
     loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, workers=workers
+        train_set, batch_size, device, sampler=sampler, workers=args.workers
     )
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
@@ -139,7 +140,7 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        train(args, dp, device, loader, optimizer, epoch, log)  # DP: on all GPUs
+        train(args, dp_model, device, loader, optimizer, epoch, log)  # DP: wrapped
         seconds = time.perf_counter() - epoch_start
         tested = test(model, device, log.progress(test_loader))
         log.epoch(epoch, len(train_set), seconds, test=tested)

@@ -1,8 +1,8 @@
-"""Makes synthetic data in place of MNIST, in its files' format.
+"""Makes synthetic digits, in MNIST's file format.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository. The images are the same every time.
+They go to data/sample in the repository. The digits are the same every time.
 """
 
 import struct
@@ -15,7 +15,7 @@ from common.synthetic import make_synthetic_data
 
 
 def draw_digit(rng, digit):
-    """Return an image (28, 28) of a digit: its size, place and tilt are random."""
+    """Return an image (28, 28) of a digit with random size, position and tilt."""
     image = Image.new("L", (56, 56))
     font = ImageFont.load_default(rng.uniform(30, 46))
     ImageDraw.Draw(image).text((28, 28), str(digit), 255, font, "mm")
@@ -25,7 +25,7 @@ def draw_digit(rng, digit):
 
 
 def draw_files(folder, scale):
-    """Draw digits in MNIST's files: at scale 1, 6,000 to train and 1,000 to test."""
+    """Write 6,000 training and 1,000 test digits, times scale, in MNIST's files."""
     (folder / "raw").mkdir(parents=True)
     for name, count in {
         "train": round(6000 * scale),
@@ -37,7 +37,7 @@ def draw_files(folder, scale):
             [draw_digit(rng, digit) for digit in progress_bar(labels, name)]
         )
         for kind, array in {"images": images, "labels": labels}.items():
-            # IDX: two zeros, 8 for uint8, the number of dimensions; sizes; the data
+            # IDX: two zeros, 8 for uint8, number of dimensions, sizes, then the data
             # (http://yann.lecun.com/exdb/mnist).
             header = struct.pack(
                 f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape

@@ -43,7 +43,7 @@ def test_no_synchronisation_on_a_gpu(monkeypatch):
     optimizer = torch.optim.RMSprop(model.parameters(), 1e-5)
     images = torch.zeros(3, 3, 150, 150, dtype=torch.uint8).pin_memory()
     batches = [(images, torch.ones(3).pin_memory())] * 3
-    monkeypatch.setattr(module, "means", lambda sums: sums)
+    monkeypatch.setattr(module, "to_metrics", lambda sums: sums)
     module.train(model, batches, optimizer, device)
     torch.cuda.set_sync_debug_mode("error")
     try:

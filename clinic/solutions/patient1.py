@@ -28,13 +28,13 @@ class Net(nn.Module):
         self.conv1 = nn.Conv2d(3, 16, 3, stride=2, padding=1)
         self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
         self.conv3 = nn.Conv2d(32, 64, 3, stride=2, padding=1)
-        self.top = nn.Linear(64 * 4 * 4, len(SHAPES))
+        self.head = nn.Linear(64 * 4 * 4, len(SHAPES))
 
     def forward(self, x):
         x = self.conv1(x).relu()
         x = self.conv2(x).relu()
         x = self.conv3(x).relu()
-        return self.top(x.flatten(1))
+        return self.head(x.flatten(1))
 
 
 def train(model, loader, optimizer, device):

@@ -35,10 +35,10 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = nn.Sequential(Block(3, 16), Block(16, 32), Block(32, 64))
-        self.top = nn.Linear(64 * 4 * 4, len(SHAPES))
+        self.head = nn.Linear(64 * 4 * 4, len(SHAPES))
 
     def forward(self, images):
-        return self.top(self.blocks(images).flatten(1))
+        return self.head(self.blocks(images).flatten(1))
 
 
 def train(model, batches, optimizer, device):
