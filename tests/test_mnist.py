@@ -78,6 +78,20 @@ def test_the_course_command_and_its_profile(exercise, sample):
         assert len(re.findall(f"^{line}$", report, re.M)) == 1 + ("#" in line), line
 
 
+def test_the_readme_has_the_line_numbers_of_the_script():
+    """A row such as | 73 | `loss.backward()` |; an ellipsis stands for any code."""
+    folder = REPOSITORY / "mnist_multigpu"
+    lines = (folder / "mnist_multigpu.py").read_text().splitlines()
+    rows = r"^\| (\d[\d, ]*) \| (`.*?) \|"
+    rows = re.findall(rows, (folder / "README.md").read_text(), re.M)
+    assert len(rows) >= 6
+    for numbers, codes in rows:
+        numbers, codes = numbers.split(", "), re.findall("`(.+?)`", codes)
+        for number, code in zip(numbers, codes, strict=True):
+            pattern = ".*".join(map(re.escape, code.split("...")))
+            assert re.search(pattern, lines[int(number) - 1]), (number, code)
+
+
 @pytest.mark.parametrize(
     "launch",
     ["slurm_ddp.sh", pytest.param("slurm_ddp_2nodes.sh", marks=pytest.mark.slow)],
