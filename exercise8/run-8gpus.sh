@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --time=00:20:00
 
-# 8 processes on one node, each with a GPU of its own.
+# 8 processes on one node, each with its own GPU.
 #     sbatch run-8gpus.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail

@@ -106,7 +106,8 @@ def main():
     add("--test-batch-size", type=at_least(1), default=1000, help="test batch size")
     add("--epochs", type=at_least(1), default=14, help="epochs")
     add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer")
-    add("--lr", type=at_least(0.0), help="learning rate (default 0.001; adadelta 1)")
+    text = "learning rate (default: 1 for adadelta, else 0.001)"
+    add("--lr", type=at_least(0.0), help=text)
     add("--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr")
     add("--gamma", type=at_least(0.0), default=0.7, help="decay factor of --lr")
     text = "steps between log lines"

@@ -8,7 +8,7 @@
 #SBATCH --output=logs_%j.out
 #SBATCH --error=logs_%j.err
 
-# mnist_ddp.py, two processes on one node, each with a GPU of its own.
+# mnist_ddp.py: two processes on one node, each with its own GPU.
 #     sbatch slurm_ddp.sh [OPTIONS]
 
 set -euo pipefail

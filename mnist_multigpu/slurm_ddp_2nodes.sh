@@ -8,7 +8,7 @@
 #SBATCH --output=logs_%j.out
 #SBATCH --error=logs_%j.err
 
-# mnist_ddp.py on two nodes: on each as many processes as it has GPUs for this job.
+# mnist_ddp.py: two nodes, one process per GPU of the job.
 #     sbatch slurm_ddp_2nodes.sh [OPTIONS]
 
 set -euo pipefail

@@ -8,7 +8,7 @@
 #SBATCH --output=logs_%j.out
 #SBATCH --error=logs_%j.err
 
-# mnist_multigpu.py, one process with two GPUs, under a line profiler; the report is printed.
+# mnist_multigpu.py: one process with two GPUs, under kernprof; prints its line profile.
 #     sbatch slurm_multigpu.sh [OPTIONS]
 
 set -euo pipefail
@@ -17,7 +17,7 @@ source common/env.sh
 pick_gpus "1-${GPUS:-2}"
 echo "Running on host $(hostname)"
 profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
-trap 'kill $(jobs -p) 2> /dev/null || true' EXIT # it ends with this script
+trap 'kill $(jobs -p) 2> /dev/null || true' EXIT # kernprof ends with this script
 "${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@" &
 wait $!
 "${PYTHON[@]}" -m line_profiler -rmt "$profile"

@@ -8,7 +8,7 @@
 #SBATCH --output=logs_%j.out
 #SBATCH --error=logs_%j.err
 
-# mnist_singlegpu.py, on one GPU.
+# mnist_singlegpu.py: one process on one GPU.
 #     sbatch slurm_singlegpu.sh [OPTIONS]
 
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""Exercise 8: layers that are trained, backbones, weights, the check of task 4."""
+"""Exercise 8: trained layers, backbones, weights, the checkup of task 4."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ load_features = backbones.load_features
 def test_the_head_is_trained_then_the_last_block_too(
     finetuning, trained, sample, tmp_path
 ):
-    """Each layer has a weight and a bias; the last are trained, the others stay."""
+    """Each layer has a weight and a bias; only the last ones change."""
     options = "--backbone=tinyvgg", "--epochs=1", f"--finetune-epochs={finetuning}"
     script = "exercise8/pytorch_dvc_cnn_pretrained.py"
     (seen,) = Run(tmp_path, sample, script, *options, patch=record).results()
@@ -106,7 +106,7 @@ def test_the_script_that_trains_tinyvgg(tmp_path):
     ],
 )
 def test_the_checkup_grades_strong_scaling(script, state, tmp_path):
-    """By the README's command, and with as many photos as a reader has."""
+    """With the command of the README, and as many photos as its reader has."""
     exercise = copy_exercise("exercise8", tmp_path)
     (tmp_path / "clinic").symlink_to(REPOSITORY / "clinic")
     photos = make_data(tmp_path / "data", 1, ["exercise8"])

@@ -1,4 +1,4 @@
-"""mnist_multigpu/: its run scripts and profiles, its model, its data."""
+"""mnist_multigpu/: run scripts, profiles, model, data, the README's line numbers."""
 
 import gzip
 import hashlib
@@ -126,8 +126,8 @@ def test_optimizers_and_schedules():
     assert rates == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_model_is_that_of_the_course():
-    """Here it pools before ReLU, which changes no number."""
+def test_the_model_equals_the_courses():
+    """It pools before ReLU, which gives the same result."""
     torch.manual_seed(0)
     model = load("mnist_multigpu", "mnist_singlegpu").Net().eval()
     images = torch.randn(4, 1, 28, 28)
@@ -151,7 +151,7 @@ def test_data(sample, monkeypatch):
 
 
 def test_data_in_the_exercises_own_folder(exercise, sample):
-    """As the course has it: the error says how to use it, and git ignores it."""
+    """The error says how to use the data, and git ignores them."""
     shutil.copytree(sample / "MNIST", exercise / "data/MNIST", dirs_exist_ok=True)
     done = run([sys.executable, "mnist_singlegpu.py"], exercise, sample / "none")
     fails(done, f"run `export DATADIR={exercise}/data`")
@@ -191,7 +191,7 @@ def test_mistakes(options, words, tmp_path, monkeypatch):
 
 
 def test_download(sample, tmp_path, monkeypatch):
-    """From a server, of which one file is not there at first; then from a folder."""
+    """From a server, at first with one file missing; then from a folder."""
     from torchvision.datasets import MNIST
 
     module = load("mnist_multigpu", "download_data")
