@@ -1,4 +1,4 @@
-"""Random sequences of tokens with a pattern, the same in every process."""
+"""Random sequences of tokens with a pattern to learn, equal in all processes."""
 
 import torch
 
@@ -8,11 +8,11 @@ VOCABULARY = 256
 
 
 def random_sequences(count, length, seed=0):
-    """Return an InMemoryDataset of tokens (count, length) and what follows each.
+    """Return an InMemoryDataset of tokens (count, length) and the token after each.
 
-    Each token has its own successor, which follows it nine times out of ten; else
-    comes any token. Who knows that has a loss of 0.9, and who knows nothing one of
-    ln(256) = 5.5. The seed is fixed: else each process would draw data of its own.
+    Each token has one successor, which follows it nine times out of ten; otherwise
+    any token follows. Knowing the successors gives a loss of 0.9, a uniform guess
+    ln(256) = 5.5. The seed is fixed so that all processes make the same data.
     """
     random = torch.Generator().manual_seed(seed)
     successor = torch.randperm(VOCABULARY, generator=random)

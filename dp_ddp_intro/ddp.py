@@ -44,16 +44,21 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 

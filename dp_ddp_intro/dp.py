@@ -42,16 +42,21 @@ def train(model, batches, optimizer, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="print the size of each input")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
 
@@ -61,7 +66,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, gpus, unit="tokens")  # DP: one log, of all GPUs
+    log = RunLog(args, device, gpus, unit="tokens")  # DP: counts all GPUs
     dp_model = torch.nn.DataParallel(model)  # DP: copied to all GPUs in each step
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
@@ -74,7 +79,7 @@ def main():
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader)
         epoch_start = time.perf_counter()
-        trained = train(dp_model, batches, optimizer, device)  # DP: cuts each batch
+        trained = train(dp_model, batches, optimizer, device)  # DP: on all GPUs
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs

@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=1
 #SBATCH --time=00:20:00
 
-# One process, on one GPU.
+# One process on one GPU.
 #     sbatch jobscript.sh single.py [OPTIONS]
 
 set -euo pipefail

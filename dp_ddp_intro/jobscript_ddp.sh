@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# Two processes on one node, each with a GPU of its own.
+# One node with two processes, one per GPU.
 #     sbatch jobscript_ddp.sh ddp.py [OPTIONS]
 
 set -euo pipefail

@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# On each of two nodes as many processes as it has GPUs for this job.
+# Two nodes with one process per GPU.
 #     sbatch jobscript_ddp_2nodes.sh ddp.py [OPTIONS]
 
 set -euo pipefail

@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# One process for two GPUs of one node.
+# One process for two GPUs on one node.
 #     sbatch jobscript_dp.sh dp.py [OPTIONS]
 
 set -euo pipefail

@@ -5,13 +5,13 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# TensorFlow: one process for two GPUs of one node.
+# TensorFlow: one process for two GPUs on one node.
 #     sbatch jobscript_tensorflow.sh tensorflow/mirrored_strategy.py [OPTIONS]
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 FRAMEWORK=tensorflow
 source common/env.sh
-export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0 # warnings and errors alone
+export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0 # only warnings and errors
 pick_gpus "1-${GPUS:-2}"
 exec "${PYTHON[@]}" "$@"

@@ -1,4 +1,4 @@
-"""A small transformer that predicts the next token of a sequence."""
+"""A decoder-only transformer that predicts the next token of a sequence."""
 
 import os
 
@@ -11,7 +11,7 @@ from dataset import VOCABULARY
 
 
 class Embedding(nn.Module):
-    """Makes of tokens (N, length) vectors (N, length, width) with their position."""
+    """Maps tokens (N, length) and their positions to vectors (N, length, width)."""
 
     def __init__(self, width, length):
         super().__init__()
@@ -24,7 +24,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP; what each finds is added to its input."""
+    """Attention, then an MLP, each with a residual connection."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -35,59 +35,62 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(*mlp)
 
     def forward(self, x):
-        # A head's queries, keys and values are neighbours: whole heads can be split.
+        # Each head's queries, keys and values are adjacent, so heads can be sharded.
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
         q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width) each
-        # Causal: a token looks back, never ahead.
+        # Causal: no token sees a later one.
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
 class Transformer(nn.Module):
-    """From tokens (N, length) to logits (N, length, VOCABULARY) of what comes next.
+    """Maps tokens (N, length) to logits (N, length, VOCABULARY) of the next tokens.
 
-    By default as large as GPT-2 but for its vocabulary: 12 layers of width 768, 85
-    million parameters (https://huggingface.co/openai-community/gpt2). Papers call
-    the width d_model. All layers are in one nn.Sequential, so that they can be cut
-    into stages. Raises UserError if the heads cannot share the width.
+    The default is the size of GPT-2 except for the vocabulary: 12 layers of width
+    768 (d_model in papers), 85 million parameters
+    (https://huggingface.co/openai-community/gpt2). All layers are in one
+    nn.Sequential, which stages() divides. Raises UserError if width is not divisible
+    by heads.
     """
 
     def __init__(self, layers=12, width=768, heads=12, length=256, verbose=False):
         super().__init__()
         if width % heads:
             raise UserError(
-                f"a width of {width} cannot be split over {heads} heads: use "
+                f"--width {width} is not divisible by --heads {heads}; use "
                 f"--width {-(-width // heads) * heads}"
             )
         self.verbose = verbose
         if verbose:
-            self.register_forward_pre_hook(hello)
+            self.register_forward_pre_hook(print_input_size)
         blocks = [Block(width, heads) for _ in range(layers)]
         head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
         self.layers = nn.Sequential(Embedding(width, length), *blocks, *head)
 
-    def stages(self, numbers, count):
-        """Return these of count stages of a pipeline, as an nn.ModuleList.
+    def stages(self, indices, num_stages):
+        """Return the pipeline stages with these indices as an nn.ModuleList.
 
-        Blocks are dealt out evenly. Stage 0 has the embedding, too, and the last one
-        the head, whose logits it gives as (N * length, VOCABULARY).
+        The blocks are divided evenly over num_stages. The first stage also has the
+        embedding. The last one has the head and returns logits (N * length,
+        VOCABULARY).
         """
-        blocks = len(self.layers) - 3  # besides the embedding, the norm and the head
-        cuts = [0, *(1 + i * blocks // count for i in range(1, count)), None]
+        blocks = len(self.layers) - 3  # without the embedding, the norm and the head
+        inner_cuts = (1 + i * blocks // num_stages for i in range(1, num_stages))
+        cuts = [0, *inner_cuts, None]
         layers = [*self.layers, nn.Flatten(0, 1)]
-        parts = [nn.Sequential(*layers[cuts[i] : cuts[i + 1]]) for i in numbers]
-        for part in parts if self.verbose else ():
-            part.register_forward_pre_hook(hello)
-        return nn.ModuleList(parts)
+        stages = [nn.Sequential(*layers[cuts[i] : cuts[i + 1]]) for i in indices]
+        for stage in stages if self.verbose else ():
+            stage.register_forward_pre_hook(print_input_size)
+        return nn.ModuleList(stages)
 
     def forward(self, tokens):
         return self.layers(tokens)
 
 
-def hello(module, inputs):
-    """Print which process and device gets what: for --verbose."""
+def print_input_size(module, inputs):
+    """Print the rank, the device and the size of the input, for --verbose."""
     rank = os.environ.get("RANK")  # set by torchrun
-    place = f"rank {rank} on {inputs[0].device}" if rank else inputs[0].device
-    line = f"Hello from {place} with input size {tuple(inputs[0].shape)}\n"
-    print(line, end="")  # in one piece, or processes' lines run together
+    process = f"rank {rank} on {inputs[0].device}" if rank else inputs[0].device
+    line = f"Hello from {process} with input size {tuple(inputs[0].shape)}\n"
+    print(line, end="")  # one write, or the lines of several processes mix

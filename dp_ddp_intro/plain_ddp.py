@@ -1,8 +1,8 @@
-"""DDP with nothing but PyTorch, to take home and to change. To run it:
+"""DDP with nothing but PyTorch, to copy and change.
 
     torchrun --standalone --nproc-per-node=2 plain_ddp.py
 
-Each process uses its own GPU; without GPUs, a CPU core.
+Each process uses one GPU or, without GPUs, one CPU core.
 """
 
 import os
@@ -54,7 +54,7 @@ sampler = DistributedSampler(train_set)
 loader = DataLoader(train_set, batch_size=16, sampler=sampler)  # 16 per process
 optimizer = torch.optim.Adam(ddp_model.parameters(), lr=0.003)
 for epoch in range(1, 5):
-    sampler.set_epoch(epoch)  # a new order
+    sampler.set_epoch(epoch)  # a new order in each epoch
     loss_sum = torch.zeros((), device=device)
     for tokens, targets in loader:
         logits = ddp_model(tokens.to(device)).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""dp_ddp_intro/: its scripts as users run them, its model and data, DP by hand."""
+"""dp_ddp_intro/: scripts as users run them, model, data and DataParallel by hand."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def result(exercise):
     return json.loads(line)
 
 
-def test_it_learns(exercise):
+def test_the_loss_falls(exercise):
     options = [*LEARN, "--sequences", 256, "--epochs", 3, "--batch-size", 16]
     done = run(["bash", "jobscript.sh", "single.py", *options], exercise)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -65,8 +65,8 @@ def test_it_learns(exercise):
         ),
     ],
 )
-def test_each_process_says_what_it_gets(launch, script, sizes, exercise):
-    """Of 20 sequences, in batches of 8."""
+def test_each_process_prints_its_input_size(launch, script, sizes, exercise):
+    """With 20 sequences and a batch size of 8."""
     done = run(["bash", launch, script, *HELLO, "--sequences", 20], exercise)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     hello = re.findall(r"Hello from (.*)cpu with input size (\(.*?\))", done.stdout)
@@ -78,7 +78,7 @@ def test_each_process_says_what_it_gets(launch, script, sizes, exercise):
 
 @pytest.mark.slow
 def test_plain_pytorch_computes_the_same_losses(exercise, tmp_path):
-    """plain_ddp.py by plain torchrun, in a folder where nothing else is."""
+    """plain_ddp.py with plain torchrun, alone in a folder."""
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(exercise / "plain_ddp.py", alone)
@@ -92,7 +92,7 @@ def test_plain_pytorch_computes_the_same_losses(exercise, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_data_parallel_cuts_a_batch(exercise):
+def test_data_parallel_splits_a_batch(exercise):
     command = [sys.executable, "dp.py", *HELLO, "--sequences", 16]
     done = run(command, exercise, CUDA_VISIBLE_DEVICES="0,1")
     for gpu in (0, 1):
@@ -110,7 +110,7 @@ def test_the_model(capsys):
     before = small(tokens)
     assert before.shape == (3, 16, 256)
     assert capsys.readouterr().out == "Hello from cpu with input size (3, 16)\n"
-    for place in (5, 15):  # what comes later changes nothing before it
+    for place in (5, 15):  # a later token changes nothing before it
         other = tokens.clone()
         other[:, place] = (other[:, place] + 1) % 256
         after = small(other)
@@ -131,8 +131,8 @@ def test_the_pattern():
     assert 0.88 < pairs.amax(dim=1).sum() / pairs.sum() < 0.93
 
 
-def test_two_halves_of_a_model_train_as_the_whole_does(tmp_path):
-    """In one piece, then in micro-batches of 3, 3, 3 and 1 sequences."""
+def test_two_halves_train_like_the_whole_model(tmp_path):
+    """With the whole batch, then with micro-batches of 3, 3, 3 and 1 sequences."""
     options = *TINY[:-2], "--lr", 0.3, "--sequences", 10, "--batch-size", 10
     losses = []
     for script, ranks, epochs in (("single", 0, 10), ("model_parallel", 2, 5)):
@@ -150,9 +150,10 @@ def test_model_parallel_both_ways(exercise):
     options = [*LEARN, "--sequences", 64, "--micro-batches", 2]
     done = run(["bash", "jobscript_ddp.sh", "model_parallel.py", *options], exercise)
     assert done.returncode == 0, done.stderr
-    line = r"Micro-batches: (\d); [\d.]+ ms a step, [\d.]+ tokens/s; loss ([\d.]+)"
-    naive, cut = re.findall(f"^{line}$", done.stdout, re.M)
-    assert (naive[0], cut[0]) == ("1", "2") and float(cut[1]) < float(naive[1]) < 5.5
+    line = r"Micro-batches: (\d); [\d.]+ ms per step, [\d.]+ tokens/s; loss ([\d.]+)"
+    naive, split = re.findall(f"^{line}$", done.stdout, re.M)
+    assert (naive[0], split[0]) == ("1", "2")
+    assert float(split[1]) < float(naive[1]) < 5.5
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_model_parallel_both_ways(exercise):
     [
         ("single", 0, ["--width", 100, "--heads", 12], "--width 108"),
         ("single", 2, [], "python .*single.py"),
-        ("model_parallel", 1, [], "two halves .*1 GPUs"),
+        ("model_parallel", 1, [], "needs two processes, not 1"),
     ],
 )
 def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
@@ -173,10 +174,10 @@ def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
     assert not (tmp_path / "logs").exists()
 
 
-# DataParallel by hand: it does what DataParallel does, and counts it.
+# DataParallel by hand computes what DataParallel does, and counts its copies.
 
 
-def test_two_pieces_give_the_gradients_of_the_whole_batch():
+def test_two_replicas_give_the_gradients_of_the_whole_batch():
     by_hand = load("dp_by_hand")
     torch.manual_seed(0)
     model = by_hand.Transformer(2, 32, 4, 8)
@@ -199,25 +200,25 @@ def test_two_pieces_give_the_gradients_of_the_whole_batch():
     }
 
 
-def test_pytorch_itself_copies_the_same(monkeypatch):
-    """Its scatter(), replicate() and gather(), with copies that only count."""
+def test_pytorch_copies_the_same(monkeypatch):
+    """PyTorch's scatter(), replicate() and gather(), with counters for copies."""
     by_hand, copied = load("dp_by_hand"), Counter()
 
     def scatter(tensor, gpus, *rest):
         pieces = tensor.chunk(2)
-        copied["scatter"] += by_hand.size(pieces[1:])
+        copied["scatter"] += by_hand.count_bytes(pieces[1:])
         return pieces
 
     def broadcast(tensors, gpus):
-        copied["broadcast"] += by_hand.size(tensors)
+        copied["broadcast"] += by_hand.count_bytes(tensors)
         return [[tensor.clone() for tensor in tensors] for _ in gpus]
 
     def gather(tensors, *rest):
-        copied["gather"] += by_hand.size(tensors[1:])
+        copied["gather"] += by_hand.count_bytes(tensors[1:])
         return torch.cat(tensors)
 
     def reduce_add(gradients, destination):
-        copied["reduce_add"] += by_hand.size(gradients[1])
+        copied["reduce_add"] += by_hand.count_bytes(gradients[1])
         return tuple(a + b for a, b in zip(*gradients, strict=True))
 
     functions = sys.modules["torch.nn.parallel._functions"]
@@ -230,7 +231,7 @@ def test_pytorch_itself_copies_the_same(monkeypatch):
     )
     for module in (functions, replication):
         monkeypatch.setattr(module, "comm", comm)
-    for model, inputs, targets in by_hand.nets().values():
+    for model, inputs, targets in by_hand.make_models().values():
         copied.clear()
         first, second = functions.Scatter.apply([0, 1], None, 0, inputs)
         one, other = replication.replicate(model, [0, 1])
@@ -246,11 +247,11 @@ def test_pytorch_itself_copies_the_same(monkeypatch):
         assert copied["scatter"] in (mine["inputs out"], mine["inputs out"] + back)
 
 
-def test_the_nets_are_those_of_the_exercises(capsys):
+def test_the_models_are_those_of_the_exercises(capsys):
     by_hand = load("dp_by_hand")
     sizes = {
-        name: by_hand.size(net[0].parameters()) // 4
-        for name, net in by_hand.nets().items()
+        name: by_hand.count_bytes(model.parameters()) // 4
+        for name, (model, _, _) in by_hand.make_models().items()
     }
     mnist = conftest.load("mnist_multigpu", "mnist_singlegpu").Net()
     assert sizes["MNIST"] == sum(p.numel() for p in mnist.parameters())
@@ -259,7 +260,7 @@ def test_the_nets_are_those_of_the_exercises(capsys):
     call(by_hand)
     table = capsys.readouterr().out
     assert all(name in table for name in sizes)
-    (total,) = re.findall(r"^in all.*", table, re.M)
+    (total,) = re.findall(r"^total.*", table, re.M)
     numbers = [float(word) for word in total.split()[-3:]]
     for mb, size in zip(numbers, sizes.values(), strict=True):
         assert mb > 8 * size / 1e6

@@ -1,4 +1,4 @@
-"""dp_ddp_intro/tensorflow, in an environment of its own: `make test-all`."""
+"""dp_ddp_intro/tensorflow, in a separate environment: `make test-all`."""
 
 import importlib
 import json
@@ -10,14 +10,14 @@ from argparse import Namespace
 import pytest
 from conftest import REPOSITORY, copy_exercise, raises_user_error, run
 
-reason = "no TensorFlow in this environment: type make test-all"
+reason = "no TensorFlow in this environment; run make test-all"
 tf = pytest.importorskip("tensorflow", reason=reason)
 RECORD = REPOSITORY / "tests/record_tensorflow.py"
 TINY = ("--layers", 1, "--width", 32, "--heads", 4, "--length", 16, "--lr", 0.003)
 
 
 @pytest.fixture
-def room(tmp_path):
+def exercise(tmp_path):
     return copy_exercise("dp_ddp_intro", tmp_path)
 
 
@@ -28,8 +28,8 @@ def load(monkeypatch):
     return importlib.import_module
 
 
-def result(room):
-    (line,) = (room / "logs/results.jsonl").open()
+def result(exercise):
+    (line,) = (exercise / "logs/results.jsonl").open()
     return json.loads(line)
 
 
@@ -37,17 +37,17 @@ def losses(script, launch, batch_size, tmp_path, *options, **env):
     """Return the losses of 20 steps on all of 16 sequences, and the result."""
     folder = tmp_path / f"{script}{len(options)}"
     folder.mkdir()
-    room = copy_exercise("dp_ddp_intro", folder)
-    (room / "record.py").symlink_to(RECORD)
+    exercise = copy_exercise("dp_ddp_intro", folder)
+    (exercise / "record.py").symlink_to(RECORD)
     command = ["bash", launch, "record.py", folder / "losses"]
     command.append(f"tensorflow/{script}.py")
     sizes = ["--sequences", 16, "--epochs", 20, "--batch-size", batch_size]
-    done = run([*command, *TINY, *sizes, *options], room, **env)
+    done = run([*command, *TINY, *sizes, *options], exercise, **env)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr and "rror:" not in done.stderr, done.stderr
     seen = [json.loads(file.read_text()) for file in folder.glob("losses.*")]
     assert all(each == seen[0] for each in seen) and len(seen[0]) in (1, 20)
-    return seen[0], result(room)
+    return seen[0], result(exercise)
 
 
 def test_two_devices_and_two_workers_follow_one_device(tmp_path):
@@ -55,7 +55,7 @@ def test_two_devices_and_two_workers_follow_one_device(tmp_path):
     one, alone = losses("single", launch, 16, tmp_path)
     two, both = losses("mirrored_strategy", launch, 8, tmp_path)
     assert two == pytest.approx(one, rel=0, abs=1e-4) and one[-1] < one[0] - 1
-    # The mean of 20 batches: all workers must shuffle alike, or some are left out.
+    # The mean of 20 batches: unless all workers shuffle alike, some are left out.
     sgd = tmp_path, "--lr", 0.3, "--sequences", 320, "--epochs", 1
     one, _ = losses("single", launch, 16, *sgd, SGD="1")
     launch = "jobscript_tensorflow_2nodes.sh"
@@ -70,11 +70,11 @@ def test_two_devices_and_two_workers_follow_one_device(tmp_path):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_the_folder_is_not_taken_for_the_package(inside, room):
+def test_the_folder_is_not_taken_for_the_package(inside, exercise):
     folder, script = (
-        (room / "tensorflow", "single.py")
+        (exercise / "tensorflow", "single.py")
         if inside
-        else (room, "tensorflow/single.py")
+        else (exercise, "tensorflow/single.py")
     )
     command = [sys.executable, script, *TINY, "--sequences", 16, "--epochs", 1]
     done = run(command, folder)
@@ -82,7 +82,7 @@ def test_the_folder_is_not_taken_for_the_package(inside, room):
     assert result(folder)["script"] == "single"
 
 
-def test_the_model_is_causal_and_learns_places(load):
+def test_the_model_is_causal_and_uses_positions(load):
     args = Namespace(layers=2, width=32, heads=4, length=16, lr=0.001, verbose=False)
     model = load("model").make_model(args)
     tokens = tf.random.uniform((3, 16), 0, 256, tf.int32, seed=0)
@@ -99,19 +99,22 @@ def test_the_model_is_causal_and_learns_places(load):
 @pytest.mark.parametrize(
     "script", ["single", "mirrored_strategy", "multi_worker_mirrored"]
 )
-def test_each_replica_says_what_it_gets(script, room):
+def test_each_replica_prints_its_input_size(script, exercise):
     nodes = "_2nodes" if script == "multi_worker_mirrored" else ""
     command = ["bash", f"jobscript_tensorflow{nodes}.sh", f"tensorflow/{script}.py"]
     options = ["--sequences", 32, "--batch-size", 8, "--epochs", 1, "--verbose"]
-    done = run([*command, *TINY, *options], room)
+    done = run([*command, *TINY, *options], exercise)
     assert done.returncode == 0, done.stderr
-    told = sorted(line for line in done.stdout.splitlines() if "Hello" in line)
-    who = [0] * 4 if script == "single" else [0, 0, 1, 1]  # 4 steps, or 2 of two
-    assert told == [f"Hello from replica {i} with input size [8 16]" for i in who]
+    hello = sorted(line for line in done.stdout.splitlines() if "Hello" in line)
+    # Four steps of one replica, or two steps of two.
+    replicas = [0] * 4 if script == "single" else [0, 0, 1, 1]
+    assert hello == [
+        f"Hello from replica {i} with input size [8 16]" for i in replicas
+    ]
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_who_says_nothing_has_no_op_for_it(verbose, load, capfd):
+def test_without_verbose_there_is_no_print_op(verbose, load, capfd):
     args = Namespace(layers=1, width=32, heads=4, length=16, lr=1.0, verbose=verbose)
     model = tf.function(load("model").make_model(args))
     tokens = tf.zeros((3, 16), tf.int32)
@@ -121,7 +124,7 @@ def test_who_says_nothing_has_no_op_for_it(verbose, load, capfd):
     assert ("replica 0 with input size [3 16]" in capfd.readouterr().out) == verbose
 
 
-def test_the_data_are_those_of_a_fixed_seed(load):
+def test_the_seed_of_the_data_is_fixed(load):
     first, again = (
         [tokens.numpy().tolist() for pair in data for tokens in pair]
         for data in (load("dataset").random_sequences(20, 30) for _ in range(2))
@@ -131,9 +134,9 @@ def test_the_data_are_those_of_a_fixed_seed(load):
         assert tokens[1:] == targets[:-1]
 
 
-def test_mistakes_are_told_in_a_line(room):
+def test_mistakes_give_one_line(exercise):
     command = [sys.executable, "tensorflow/multi_worker_mirrored.py"]
-    done = run(command, room, TF_CPP_MIN_LOG_LEVEL="3")
+    done = run(command, exercise, TF_CPP_MIN_LOG_LEVEL="3")
     assert done.returncode == 2, done.stderr
     assert "sbatch jobscript_tensorflow_2nodes.sh" in done.stderr.splitlines()[-1]
     command = ["bash", "jobscript_tensorflow.sh", "tensorflow/mirrored_strategy.py"]
@@ -141,7 +144,7 @@ def test_mistakes_are_told_in_a_line(room):
         (["--sequences", 16, "--batch-size", 16], "use --sequences 32"),
         (["--heads", 3], "--width 33"),
     ):
-        done = run([*command, *TINY, *options], room)
+        done = run([*command, *TINY, *options], exercise)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr.splitlines()[-1]
 
@@ -156,7 +159,7 @@ def test_a_tensorflow_that_is_too_old(load, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["single", "mirrored_strategy", "multi_worker_mirrored"]
 )
-def test_numbers_that_are_wrong(name, load, monkeypatch):
+def test_invalid_numbers(name, load, monkeypatch):
     module = load(name)
     for option in ("--epochs", "--batch-size", "--lr", "--seed"):
         for value in ("nan", "inf", "x"):
@@ -165,8 +168,8 @@ def test_numbers_that_are_wrong(name, load, monkeypatch):
                 module.main()
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(room):
+def test_a_loss_that_is_not_finite_ends_the_run(exercise):
     command = ["bash", "jobscript_tensorflow.sh", "tensorflow/single.py", *TINY]
-    done = run([*command, "--lr", 1e9, "--sequences", 64], room)
-    assert done.returncode == 2 and not (room / "logs/results.jsonl").exists()
+    done = run([*command, "--lr", 1e9, "--sequences", 64], exercise)
+    assert done.returncode == 2 and not (exercise / "logs/results.jsonl").exists()
     assert re.fullmatch(r"Error: the loss is (nan|inf): use a .*\n", done.stderr)

@@ -1,4 +1,4 @@
-"""The random sequences of ../dataset.py, made with NumPy for TensorFlow."""
+"""Random sequences of tokens, as in ../dataset.py, for TensorFlow."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,11 +7,11 @@ VOCABULARY = 256
 
 
 def random_sequences(count, length, seed=0):
-    """Return a tf.data set of tokens (length,), and of those that come next.
+    """Return a tf.data.Dataset of tokens (length,) and the token after each.
 
-    Each token has its own successor, which follows it nine times out of ten; else
-    comes any token. Who knows that has a loss of 0.9, and who knows nothing one of
-    ln(256) = 5.5. The seed is fixed: else each process would draw data of its own.
+    Each token has one successor, which follows it nine times out of ten; otherwise
+    any token follows. Knowing the successors gives a loss of 0.9, a uniform guess
+    ln(256) = 5.5. The seed is fixed so that all processes make the same data.
     """
     random = np.random.default_rng(seed)
     successor = random.permutation(VOCABULARY)

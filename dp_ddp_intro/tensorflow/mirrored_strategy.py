@@ -1,9 +1,9 @@
-"""The transformer in TensorFlow, in two scripts that differ in a few rows.
+"""Train a transformer in TensorFlow, on one GPU or with MirroredStrategy.
 
-    sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow/single.py
-    sbatch jobscript_tensorflow.sh tensorflow/mirrored_strategy.py
+    sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow/single.py  # one GPU
+    sbatch jobscript_tensorflow.sh tensorflow/mirrored_strategy.py  # two GPUs
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
+Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
 
 import tensorflow as tf
@@ -17,28 +17,33 @@ from report import Report, get_devices
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="each replica says what it gets")
-    add("--seed", type=int, default=0, help="of the weights and the order")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
 
-    devices = get_devices(cores=2)  # MIRRORED: all GPUs; without any, 2 CPU cores
-    strategy = tf.distribute.MirroredStrategy(devices)  # MIRRORED: a copy for each
+    devices = get_devices(cores=2)  # MIRRORED: all GPUs, or else 2 CPU cores
+    strategy = tf.distribute.MirroredStrategy(devices)  # MIRRORED: a replica on each
     tf.keras.utils.set_random_seed(args.seed)
-    with strategy.scope():  # MIRRORED: its variables are kept equal on all GPUs
-        model = make_model(args)  # MIRRORED: made and compiled in the scope
-    replicas = strategy.num_replicas_in_sync  # MIRRORED: how many GPUs take part
+    with strategy.scope():  # MIRRORED: mirrors its variables on all GPUs
+        model = make_model(args)  # MIRRORED: built and compiled in the scope
+    replicas = strategy.num_replicas_in_sync  # MIRRORED: the number of GPUs
 
     dataset = random_sequences(args.sequences, args.length)
     dataset = dataset.shuffle(args.sequences, seed=args.seed)
-    batch_size = args.batch_size * replicas  # MIRRORED: fit() cuts each batch
+    batch_size = args.batch_size * replicas  # MIRRORED: fit() splits each batch
     dataset = dataset.batch(batch_size, drop_remainder=True)
     report = Report(args, dataset, len(devices))
     model.fit(

@@ -1,8 +1,8 @@
-"""The transformer in TensorFlow on several nodes, with all GPUs of each.
+"""Train a transformer in TensorFlow with MultiWorkerMirroredStrategy on two nodes.
 
     sbatch jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
+Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
 
 import os
@@ -19,22 +19,22 @@ from report import RESULTS, Report
 
 
 def make_strategy():
-    """Return the strategy, and its resolver, which knows the workers.
+    """Return the strategy and the cluster resolver, which knows the workers.
 
-    Slurm's step says which nodes there are; without Slurm TF_CONFIG does. Raises
-    UserError if neither is there. TensorFlow sorts the nodes' names as texts, Slurm
-    by their numbers: so n9 and n10 would not find each other, n09 and n10 do.
+    The Slurm step lists the nodes; without Slurm, TF_CONFIG does. Raises UserError
+    if both are missing. TensorFlow sorts node names as text, Slurm by number: n9 and
+    n10 do not find each other, n09 and n10 do.
     """
     resolvers = tf.distribute.cluster_resolver
     if "SLURM_STEP_NODELIST" in os.environ:
-        port = 10000 + int(os.environ["SLURM_JOB_ID"]) % 50000  # of this job's own
+        port = 10000 + int(os.environ["SLURM_JOB_ID"]) % 50000  # one per job
         gpus = max(1, len(tf.config.list_physical_devices("GPU")))
         resolver = resolvers.SlurmClusterResolver(
             port_base=port, gpus_per_node=gpus, auto_set_gpu=False
         )
     elif "TF_CONFIG" not in os.environ:
         raise UserError(
-            f"{sys.argv[0]} is for several nodes: run "
+            f"{sys.argv[0]} needs several nodes; run "
             f"`sbatch jobscript_tensorflow_2nodes.sh {sys.argv[0]}`"
         )
     else:
@@ -43,50 +43,55 @@ def make_strategy():
     return strategy, resolver
 
 
-def make_step(model, strategy):
-    """Return the function that trains on a batch; it returns loss and accuracy.
+def make_train_step(model, strategy):
+    """Return a function that trains on a batch and returns its loss and accuracy.
 
-    With several workers Keras 3's fit() fails on a batch (tried: 3.15), so a step is
-    written out here.
+    Keras 3's fit() fails with several workers (tested with 3.15), so the step is
+    written here.
     """
 
-    def step_of_replica(tokens, targets):
+    def replica_step(tokens, targets):
         with tf.GradientTape() as tape:
             logits = model(tokens, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
             loss = tf.reduce_mean(losses)
-            # The optimizer adds up the gradients of all replicas: make that a mean.
-            share = loss / strategy.num_replicas_in_sync
-        gradients = tape.gradient(share, model.trainable_variables)
+            # Divided, because the optimizer adds up the gradients of all replicas.
+            scaled_loss = loss / strategy.num_replicas_in_sync
+        gradients = tape.gradient(scaled_loss, model.trainable_variables)
         model.optimizer.apply(gradients, model.trainable_variables)
-        right = tf.argmax(logits, axis=-1) == targets
-        return loss, tf.reduce_mean(tf.cast(right, tf.float32))
+        correct = tf.argmax(logits, axis=-1) == targets
+        return loss, tf.reduce_mean(tf.cast(correct, tf.float32))
 
     @tf.function
-    def step(tokens, targets):
-        results = strategy.run(step_of_replica, args=(tokens, targets))
+    def train_step(tokens, targets):
+        results = strategy.run(replica_step, args=(tokens, targets))
         return [strategy.reduce("MEAN", result, axis=None) for result in results]
 
-    return step
+    return train_step
 
 
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
-    add("--sequences", type=at_least(1), default=1024, help="in the data set")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add(
+        "--sequences",
+        type=at_least(1),
+        default=1024,
+        help="sequences in the data set",
+    )
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="of the transformer")
-    add("--width", type=at_least(1), default=768, help="numbers for each token")
-    add("--heads", type=at_least(1), default=12, help="of attention")
-    add("--length", type=at_least(1), default=256, help="of a sequence, in tokens")
-    add("--verbose", action="store_true", help="each replica says what it gets")
-    add("--seed", type=int, default=0, help="of the weights and the order")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
-    check_appendable(RESULTS)  # before the workers meet: those left would complain
+    check_appendable(RESULTS)  # an error now, before the workers connect
 
-    strategy, resolver = make_strategy()  # before TensorFlow does anything else
+    strategy, resolver = make_strategy()  # before any other use of TensorFlow
     set_random_seed(args.seed)
     with strategy.scope():
         model = make_model(args)
@@ -100,24 +105,24 @@ def main():
     report = Report(
         args, dataset, strategy.num_replicas_in_sync, nodes, resolver.task_id == 0
     )
-    options = tf.data.Options()  # each worker takes its share of each batch
+    options = tf.data.Options()  # each worker takes its shard of each batch
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
     )
     batches = strategy.experimental_distribute_dataset(dataset.with_options(options))
 
-    step = make_step(model, strategy)
+    train_step = make_train_step(model, strategy)
     for epoch in range(args.epochs):
         report.on_epoch_begin(epoch)
         sums = 0
-        for number, (tokens, targets) in enumerate(batches):
-            report.on_train_batch_begin(number)
-            sums += tf.stack(step(tokens, targets))
+        for step, (tokens, targets) in enumerate(batches):
+            report.on_train_batch_begin(step)
+            sums += tf.stack(train_step(tokens, targets))
         loss, accuracy = (sums / len(dataset)).numpy().tolist()
         report.on_epoch_end(epoch, {"loss": loss, "accuracy": accuracy})
     report.on_train_end()
     if resolver.task_id == 0:
-        time.sleep(2)  # if it were not the last to leave, the others would complain
+        time.sleep(2)  # the other workers print errors if this one exits first
 
 
 if __name__ == "__main__":

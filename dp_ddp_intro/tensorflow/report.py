@@ -1,4 +1,4 @@
-"""What the TensorFlow scripts run on, say and leave behind; see common/log.py."""
+"""Devices, log lines and results of the TensorFlow scripts; see common/log.py."""
 
 import json
 import math
@@ -19,9 +19,9 @@ RESULTS = "logs/results.jsonl"
 
 
 def get_devices(cores):
-    """Return the names of all GPUs that are visible; without any, of CPU cores.
+    """Return the names of all visible GPUs or, without any, of CPU cores.
 
-    cores: how many of these then play GPUs.
+    cores: how many CPU cores stand in for GPUs.
     """
     if tf.config.list_physical_devices("GPU"):
         return [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
@@ -34,11 +34,11 @@ def get_devices(cores):
 
 
 class Report(callbacks.Callback):
-    """Prints a line an epoch and, at the end, adds one to logs/results.jsonl.
+    """Prints one line per epoch and adds a result to logs/results.jsonl at the end.
 
-    Within an epoch it says how far that is: on a terminal in one row that changes,
-    in a file by a row every 30 seconds. Where enabled is false it does nothing: of
-    many workers, one reports.
+    It shows the progress within an epoch: a terminal has one line that changes, a
+    file gets a line every 30 seconds. With enabled=False it prints and writes
+    nothing: only one of several workers reports.
     """
 
     def __init__(self, args, dataset, replicas, nodes=1, enabled=True):
@@ -49,7 +49,7 @@ class Report(callbacks.Callback):
         self.tokens = self.steps * batch * args.length
         if not self.steps:
             raise UserError(
-                f"{args.sequences} sequences do not fill a batch of {batch}: use "
+                f"{args.sequences} sequences do not fill a batch of {batch}; use "
                 f"--sequences {batch}"
             )
         if self.enabled:
@@ -77,26 +77,26 @@ class Report(callbacks.Callback):
         if self.enabled:
             try:
                 print(line, end=end, flush=True)
-            except BrokenPipeError:  # of `| head -1`, say: nobody reads on
+            except BrokenPipeError:  # the reader is gone, as with `| head -1`
                 os._exit(128 + signal.SIGPIPE)
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.epoch_start = self.said = time.perf_counter()
-        if epoch == 0:  # on two cores for half a minute
-            self.print("Before the first step TensorFlow builds its graph")
+        self.epoch_start = self.last_printed = time.perf_counter()
+        if epoch == 0:  # takes half a minute on two cores
+            self.print("TensorFlow builds its graph before the first step")
 
-    # Not on_train_batch_end(): for its logs Keras waits for each step.
+    # Not on_train_batch_end(): Keras would wait for each step to fill its logs.
     def on_train_batch_begin(self, batch, logs=None):
-        """batch: how many steps of the epoch were started before this one."""
+        """batch: the number of this step in the epoch, from 0."""
         terminal, now = sys.stdout.isatty(), time.perf_counter()
-        if now - self.said > (0.2 if terminal else 30):
-            self.said = now
+        if now - self.last_printed > (0.2 if terminal else 30):
+            self.last_printed = now
             speed = self.tokens * batch / self.steps / (now - self.epoch_start)
             line = f"Step {batch} of {self.steps}, {speed:.1f} tokens/s"
             self.print(line, end="\033[K\r" if terminal else "\n")
 
     def on_epoch_end(self, epoch, logs):
-        """epoch: counted from 0; logs: loss and accuracy (of 1) of the whole job."""
+        """epoch: from 0; logs: loss and accuracy (0 to 1) of the whole job."""
         if not math.isfinite(logs["loss"]):
             raise UserError(f"the loss is {logs['loss']}: use a smaller --lr")
         self.seconds.append(time.perf_counter() - self.epoch_start)
@@ -109,7 +109,7 @@ class Report(callbacks.Callback):
     def on_train_end(self, logs=None):
         if not self.enabled:
             return
-        # The first epoch is left out: it also builds TensorFlow's graph.
+        # Without the first epoch, which includes building the graph.
         seconds = statistics.median(self.seconds[1:] or self.seconds)
         if tf.config.list_physical_devices("GPU"):
             memory = tf.config.experimental.get_memory_info("GPU:0")["peak"]
