@@ -32,7 +32,7 @@ test-gpu: # check everything that needs a GPU, in ten minutes; writes one file t
 rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
 	@$(PYTHON) bench/rehearse.py "$(LESSON)" $(REHEARSE)
 
-pages: venv # a page for each pair, to read and to project, in build/pages
+pages: venv # the site: READMEs, answers, pairs line by line, in build/pages
 	.venv/bin/python docs/pages/build.py
 
 venv: .venv/installed # install PyTorch and the other packages in .venv (older GPUs: TORCH=cu126 make venv)

@@ -1,9 +1,11 @@
-"""The pages, in which each changed row is explained; questions and their answers."""
+"""The site: pages of texts and pairs; questions, their answers, explained lines."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 
 import pytest
 from conftest import EXERCISES, REPOSITORY
@@ -14,6 +16,7 @@ sys.path.append(str(REPOSITORY / "docs/pages"))
 import build
 
 LEFT, RIGHT = PAIRS[0][:2]
+BEYOND = (REPOSITORY / "dp_ddp_intro/beyond_ddp/README.md").read_text()
 ROWS = [*REPOSITORY.glob("*/ROWS.md"), *REPOSITORY.glob("*/*/ROWS.md")]
 each_pair = pytest.mark.parametrize("left, right", [pair[:2] for pair in PAIRS])
 
@@ -63,14 +66,65 @@ def test_rows_are_aligned_as_by_diff(left, right):
     assert ours == [(old, mark, new) for old, mark, new in theirs]
 
 
-def test_the_pages_need_nothing_else(pages):
-    for page in pages.iterdir():
-        text = page.read_text()
-        for link in re.findall(r'(?:src|href)="?([^" >#]+)', text):
-            own = link.startswith("../../")  # to a file of the repository
-            target = REPOSITORY / link[6:].partition("#")[0] if own else pages / link
-            assert target.exists() or link.startswith("https://"), link
-        assert not re.search(r"(src=|<link|url\(|@import).{0,30}//", text)
+def test_each_link_leads_somewhere(pages):
+    texts = {page: page.read_text() for page in pages.rglob("*.html")}
+    ids = {page: re.findall(r' id="?([^" >]+)', texts[page]) for page in texts}
+    for page, text in texts.items():
+        assert len({*ids[page]}) == len(ids[page])
+        for link in re.findall(r'<[^>]* (?:src|href)="?([^" >]+)', text):
+            if not link.startswith("https://"):
+                path, _, anchor = link.partition("#")
+                target = (page.parent / path).resolve() if path else page
+                assert target.is_file(), f"{page}: {link}"
+                assert not anchor or anchor in ids[target], f"{page}: {link}"
+
+
+def test_the_pages_need_no_network(pages):
+    files = [file for file in pages.rglob("*") if file.suffix in (".html", ".css")]
+    for file in files:
+        loaded = re.search(r"(src=|<link|url\(|@import).{0,30}//", file.read_text())
+        assert not loaded, file
+
+
+def test_the_list_of_pairs_leads_to_each(pages):
+    links = re.findall('href="../(.*?)"', (pages / "docs/PAIRS.html").read_text())
+    assert {*build.pairs().values()} <= {*links}
+
+
+def words(token):
+    """Return the text of a question or an answer as in read_page()."""
+    html = build.Renderer("exercise8/README.md", "").html(token["children"])
+    return "".join(unescape(re.sub("<.*?>", "", html)).split())
+
+
+def read_page(page):
+    return "".join(unescape(re.sub("<.*?>", "", page.read_text())).split())
+
+
+@pytest.mark.parametrize("room", build.lessons())
+def test_answers_are_below_their_questions_and_not_on_the_sheet(room, pages):
+    found = build.numbered(build.parse(f"{room}/ANSWERS.md"))
+    answers = {(heading, n): words(item) for heading, n, item in found}
+    sheet = read_page(pages / room / "questions.html")
+    for file in build.texts(room):
+        shown = read_page(pages / build.address(file))
+        for heading, n, item in build.numbered(build.parse(file)):
+            answer = answers.pop((heading, n))
+            assert f"{words(item)}Answer{answer}" in shown
+            assert words(item) in sheet and answer not in sheet
+    assert not answers
+
+
+def test_a_pair_has_the_questions_about_it(pages):
+    for (left, right), page in build.pairs().items():
+        text = (pages / page).read_text()
+        if right.startswith("clinic"):  # one question for each patient
+            number = re.search(r"\d", right)[0]
+            assert re.findall("<li value=(.)", text) == [number]
+        command = f"diff -W 180 -y {os.path.relpath(left, 'dp_ddp_intro')} "
+        for section in re.split("^## ", BEYOND, flags=re.M):
+            if command + os.path.relpath(right, "dp_ddp_intro") + " " in section:
+                assert f"#{build.anchor(section.splitlines()[0])}" in text
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +138,12 @@ def chromium():
 
 @pytest.fixture
 def tab(chromium, pages):
-    """Return a tab, on whose console nothing may be said; tab.pair() opens one."""
+    """Return a tab with a pair; on its console nothing may be said."""
     tab, said = chromium.new_page(viewport={"width": 1280, "height": 720}), []
     tab.on("console", lambda message: said.append(message.text))
     tab.on("pageerror", lambda error: said.append(str(error)))
-    tab.pair = lambda *pair: tab.goto((pages / build.address(pair)).as_uri())
-    tab.pair(LEFT, RIGHT)
+    tab.open = lambda page: tab.goto((pages / page).as_uri())
+    tab.open(build.pairs()[LEFT, RIGHT])
     yield tab
     tab.close()
     assert not said
@@ -113,8 +167,8 @@ def check(tab):
 
 @pytest.mark.slow
 @each_pair
-def test_each_page_opens_and_is_accessible(left, right, tab):
-    tab.pair(left, right)
+def test_each_pair_opens_and_is_accessible(left, right, tab):
+    tab.open(build.pairs()[left, right])
     press(tab, "n")
     assert len(seen(tab, ".why")) == 1 and seen(tab, ".why")[0].inner_text()
     assert tab.evaluate("document.body.scrollWidth") <= 1280
@@ -122,12 +176,23 @@ def test_each_page_opens_and_is_accessible(left, right, tab):
 
 
 @pytest.mark.slow
-def test_the_index_leads_to_each_pair(tab, pages):
-    tab.goto((pages / "index.html").as_uri())
-    assert tab.locator("td a").count() == len(PAIRS)
-    check(tab)
-    tab.locator("td a").first.click()
-    assert "Choose one" in tab.locator("header").inner_text()
+@pytest.mark.parametrize("width", [390, 1366])
+def test_texts_open_and_are_accessible(width, tab, pages):
+    tab.set_viewport_size({"width": width, "height": 844})
+    for page in pages.rglob("*.html"):
+        tab.open(page)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, page
+        if page.name in ("index.html", "ANSWERS.html", "questions.html"):
+            check(tab)
+
+
+def test_an_answer_is_shown_when_it_is_asked_for(tab):
+    tab.open("exercise8/index.html")
+    answer = tab.locator("details").first
+    text = answer.locator("> :not(summary)").first
+    assert not text.is_visible()
+    answer.locator("summary").click()
+    assert text.is_visible()
 
 
 @pytest.mark.slow
@@ -159,8 +224,9 @@ def test_changes_are_chosen_by_keys_by_mouse_and_by_address(tab):
 def test_alike_rows_are_folded(tab):
     folded = tab.locator(".fold").count()
     assert folded and not seen(tab, ".fold")
-    tab.get_by_text("equal rows").first.click()
+    tab.get_by_role("button", name="Show").first.click()
     assert len(seen(tab, ".fold")) == 1
+    assert tab.get_by_role("button", name="Hide").count() == 1
     press(tab, "f")
     assert len(seen(tab, ".fold")) == folded
     press(tab, "f")
@@ -195,12 +261,7 @@ def test_slides_show_one_change_as_large_as_it_can_be(tab):
 
 @pytest.mark.slow
 def test_what_is_chosen_is_kept_on_the_next_page(tab, pages):
-    order = [
-        page.split('"')[0]
-        for page in re.findall(
-            r"href=([^ >]+after[^ >]+)>", (pages / "index.html").read_text()
-        )
-    ]
+    order = [(pages / page).as_uri() for page in build.pairs().values()]
     size = "getComputedStyle(document.querySelector('.pair')).fontSize"
     dark = "getComputedStyle(document.body).backgroundColor"
     was = tab.evaluate(size), tab.evaluate(dark)
@@ -208,14 +269,14 @@ def test_what_is_chosen_is_kept_on_the_next_page(tab, pages):
     now = tab.evaluate(size), tab.evaluate(dark)
     assert now[0] != was[0] and now[1] != was[1]
     check(tab)
-    here = order.index(tab.url.rpartition("/")[2])
+    here = order.index(tab.url)
     with tab.expect_navigation():
         press(tab, ".")
-    assert tab.url.endswith(order[(here + 1) % len(order)])
+    assert tab.url == order[(here + 1) % len(order)]
     assert tab.evaluate(dark) == now[1]
     with tab.expect_navigation():
         press(tab, ",")
-    assert tab.url.endswith(order[here])
+    assert tab.url == order[here]
     press(tab, "-", "-", "d")
     assert (tab.evaluate(size), tab.evaluate(dark)) == was
 
@@ -256,7 +317,7 @@ def test_on_paper(tab):
 
 def test_without_scripts_all_rows_are_there(chromium, pages):
     tab = chromium.new_page(java_script_enabled=False)
-    tab.goto((pages / build.address((LEFT, RIGHT))).as_uri())
+    tab.goto((pages / build.pairs()[LEFT, RIGHT]).as_uri())
     assert seen(tab, ".fold") and not seen(tab, "button")
     tab.close()
 

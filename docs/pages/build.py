@@ -1,11 +1,13 @@
-"""Builds build/pages/: a page for each pair of scripts, and an index of all.
+"""Builds build/pages/: the site, which needs no server and no network.
 
     make pages
     python docs/pages/build.py --picture docs/img/diff.png
 
-They need no server and no network. What a page says of a row stands in README.md or
-ROWS.md of its folder, else in dp_ddp_intro/ROWS.md: the text below an indented block
-that has the row. It is found by the row's comment.
+It has a page for each Markdown file and each pair, a sheet to print of each lesson's
+questions, and the files that these link to. ROWS.md or README.md explains a changed
+line of its folder, else by dp_ddp_intro/ROWS.md: in the text below an indented
+block that has this line or its comment. A pair's questions are those of the first
+section that names its right script.
 """
 
 import argparse
@@ -14,71 +16,272 @@ import re
 import shutil
 import subprocess
 import sys
-from html import escape
+from copy import deepcopy
+from functools import cache
+from html import escape, unescape
 from itertools import groupby, zip_longest
 from pathlib import Path
 from string import Template
 
-import markdown
+import mistune
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
+from pygments.lexers import BashLexer, TextLexer, find_lexer_class_for_filename
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 from pairs import PAIRS
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-FIRST = "dp_ddp_intro"  # the room that explains what all have
-CONTEXT = 3  # rows beside a change that are not folded
+FIRST = "dp_ddp_intro"  # the lesson that explains what all have
+CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
-PICTURE = "dp_ddp_intro-ddp-after-single.html#deals-out-shares"
-# Where links to files lead: on GitHub's machine to the repository there.
-SOURCE = "../../"
-if name := os.environ.get("GITHUB_REPOSITORY"):
-    SOURCE = f"{os.environ['GITHUB_SERVER_URL']}/{name}/blob/HEAD/"
+PICTURE = "dp_ddp_intro/ddp-after-single.html#a-shard-per-rank"
+GIT = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+FILES = subprocess.check_output(GIT, cwd=REPOSITORY, text=True).splitlines()
+LINKED = set()  # the files that any page links to
 
 
-def room_of(script):
-    """Return the exercise's folder, relative to the repository."""
-    folder = Path(script).parent
+def room_of(file):
+    """Return the folder of a file's lesson, relative to the repository."""
+    folder = Path(file).parent
     while not (REPOSITORY / folder / "README.md").exists():
         folder = folder.parent
     return folder.as_posix()
 
 
+def texts(room):
+    """Return a folder's texts: Markdown files, but neither ANSWERS nor ROWS."""
+    names = [f for f in FILES if f.endswith(".md") and Path(f).parent == Path(room)]
+    names = [f for f in names if not f.endswith(("ANSWERS.md", "ROWS.md"))]
+    return sorted(names, key=lambda f: ("README" not in f, f))
+
+
+@cache
+def lessons():
+    """Return the lessons' folders, in the order of README.md's table."""
+    text = (REPOSITORY / "README.md").read_text()
+    rooms = re.findall(r"^\|[^|]*\|[^|]*?\]\(([\w/]+)/README\.md\)", text, re.M)
+    left_out = {room_of(right) for _, right, *_ in PAIRS} - {*rooms}
+    assert not left_out, f"README.md does not list {left_out}"
+    return [*dict.fromkeys(rooms)]
+
+
+@cache
+def pairs():
+    """Return {(left, right): its page} in the order of the lessons."""
+    order = sorted(PAIRS, key=lambda pair: lessons().index(room_of(pair[1])))
+    return {
+        (left, right): f"{Path(right).with_suffix('')}-after-{Path(left).stem}.html"
+        for left, right, *_ in order
+    }
+
+
+def pair_name(left, right):
+    return f"{Path(left).name} to {os.path.relpath(right, Path(left).parent)}"
+
+
+def address(file):
+    """Return the page of a file or a folder."""
+    path = Path(file)
+    if path.name == "README.md" or (REPOSITORY / file).is_dir():
+        return str((path.parent if path.suffix else path) / "index.html")
+    if path.suffix in (".png", ".ipynb"):
+        return str(path)
+    return f"{path.with_suffix('') if path.suffix == '.md' else path}.html"
+
+
+def resolve(path):
+    """Return a path relative to the repository, without symbolic links."""
+    return os.path.relpath((REPOSITORY / path).resolve(), REPOSITORY)
+
+
+def find(name, folder):
+    """Return the file that a text in this folder means by a name, or None."""
+    if re.fullmatch(r"[\w./-]+", name):
+        files = [resolve(start / name) for start in (folder, *folder.parents)]
+        return next((file for file in files if file in FILES), None)
+
+
+@cache
+def parse(file):
+    parser = mistune.create_markdown(renderer=None, plugins=["table"])
+    return parser((REPOSITORY / file).read_text())
+
+
+def plain(*tokens):
+    """Return the text of tokens, without markup and HTML."""
+    return "".join(
+        token.get("raw") or plain(*token.get("children", ()))
+        for token in tokens
+        if token["type"] != "block_html"
+    )
+
+
+def title_of(file):
+    return next(plain(t) for t in parse(file) if t["type"] == "heading")
+
+
+def anchor(heading):
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def is_numbered(token):
+    return token["type"] == "list" and token["attrs"]["ordered"]
+
+
+def numbered(tokens):
+    """Yield (heading above it, number, item) of each numbered item: a question."""
+    heading = ""
+    for token in tokens:
+        if token["type"] == "heading":
+            heading = plain(token)
+        elif is_numbered(token):
+            start = token["attrs"].get("start", 1)
+            for number, item in enumerate(token["children"], start):
+                yield heading, number, item
+
+
+class Renderer(mistune.HTMLRenderer):
+    """Markdown of a file as HTML of a page. It links to pages, not to files."""
+
+    def __init__(self, file, page):
+        super().__init__(escape=False)
+        self.file, self.folder, self.page = file, Path(file).parent, page
+        self.parse = mistune.create_markdown(renderer=self, plugins=["table"])
+        self.script = None
+
+    def html(self, tokens):
+        return self.render_tokens(tokens, None)
+
+    def to(self, page):
+        return os.path.relpath(page, Path(self.page).parent)
+
+    def to_file(self, file, left=None):
+        """Return where a file is: a right script on its pair's page."""
+        found = [page for pair, page in pairs().items() if pair[1] == file]
+        if not found:
+            LINKED.add(file)
+        return self.to(pairs().get((left, file), [*found, address(file)][0]))
+
+    def to_url(self, url):
+        if re.match(r"\w+:", url):
+            return url
+        path, mark, name = url.partition("#")
+        file = resolve(self.folder / path) if path else self.file
+        return self.to_file(file) + mark + name
+
+    def link(self, text, url, title=None):
+        return f'<a href="{self.to_url(url)}">{re.sub("<a .*?>|</a>", "", text)}</a>'
+
+    def image(self, text, url, title=None):
+        return f'<img src="{self.to_url(url)}" alt="{text}">'
+
+    def codespan(self, text):
+        """Link the name of a file; a right script after its left one to the pair."""
+        code, file = super().codespan(text), find(text, self.folder)
+        if not file or file == self.file:
+            return code
+        left, self.script = self.script, file
+        return f'<a href="{self.to_file(file, left)}">{code}</a>'
+
+    def heading(self, text, level, **_):
+        name = anchor(unescape(re.sub("<.*?>", "", text)))
+        return f'<h{level} id="{name}">{text}</h{level}>\n'
+
+    def table(self, text):
+        text = text.replace("<th></th>", "<td></td>")  # heads nothing
+        return f'<div class="wide" tabindex="0"><table>{text}</table></div>\n'
+
+    def block_code(self, code, info=None):
+        """Highlight commands, and link the pages of the diffs among them."""
+        html, links = escape(code), ""
+        if info == "bash":
+            html = highlight(code, BashLexer(), HtmlFormatter(nowrap=True))
+        for names in re.findall(r"^diff .*?(\S+\.py) (\S+\.py)", code, re.M):
+            if page := pairs().get(tuple(find(n, self.folder) for n in names)):
+                link = f'<a href="{self.to(page)}">{" to ".join(names)}</a>'
+                links += f'<p class="diff">Side by side: {link}</p>'
+        return f'<pre tabindex="0"><code>{html}</code></pre>{links}\n'
+
+
+def read(file, page):
+    """Return a file's tokens for a page, with the answers in its numbered items."""
+    tokens, source = deepcopy(parse(file)), f"{Path(file).parent}/ANSWERS.md"
+    if source not in FILES or file == source:
+        return tokens
+    answers = {(where, n): item for where, n, item in numbered(parse(source))}
+    for where, n, item in numbered(tokens):
+        if answer := answers.get((where, n)):
+            html = Renderer(source, page).html(answer["children"])
+            html = f"<details><summary>Answer</summary>{html}</details>"
+            item["children"].append({"type": "block_html", "raw": html})
+    return tokens
+
+
+def questions(right, page):
+    """Return the questions of the first section that names this script, as HTML.
+
+    Questions that name right scripts of other pairs alone are left out.
+    """
+
+    def named(*tokens):
+        text = plain(*tokens)
+        return {n for n in names if re.search(rf"(?<!\w){re.escape(n)}", text)}
+
+    names, name = {Path(pair[1]).name for pair in PAIRS}, Path(right).name
+    for file in texts(room_of(right)):
+        sections = []
+        for token in read(file, page):
+            if token["type"] == "heading" and token["attrs"]["level"] < 3:
+                sections.append([])
+            sections[-1].append(token)
+        for section in sections:
+            asked = [(n, item) for _, n, item in numbered(section)]
+            if not asked or name not in named(*section):
+                continue
+            asked = [(n, i) for n, i in asked if name in (named(i) or {name})]
+            renderer, where = Renderer(file, page), plain(section[0])
+            link = renderer.to(address(file)) + "#" + anchor(where)
+            html = f'<a href="{link}">{escape(where)}</a><ol>'
+            for n, item in asked:
+                html += f"<li value={n}>{renderer.html(item['children'])}"
+            summary = "<summary>Questions</summary>"
+            return f"<details class=questions open>{summary}{html}</ol></details>"
+    return ""
+
+
 def comment(row, tag=True):
-    """Return what finds a row's explanation: its comment, else its code."""
+    """Return what finds a line's explanation: its comment, else its code."""
     found = re.search(r"# ([A-Z]+: )(.+)$", row)
     return found[1] * tag + found[2] if found else row.strip()
 
 
 def explanations(*files):
-    """Return {comment, with its tag and without: Markdown} of these files."""
+    """Return {comment, with its tag and without: (Markdown, its file)}."""
     found = {}
-    for file in [file for file in files if file.exists()]:
-        text = re.sub(r"^```.*?^```", "", file.read_text(), flags=re.M | re.S)
+    for file in [file for file in files if file in FILES]:
+        text = (REPOSITORY / file).read_text()
+        text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
         blocks = re.findall(
             r"((?:^ {4}[^\n]*\n)+)\n(.*?)(?=^ {4}|^#|\Z)", text, re.M | re.S
         )
         for rows, why in blocks:
             for row in rows.splitlines() if why.strip() else ():
-                found.setdefault(comment(row), why.strip())
-                found.setdefault(comment(row, tag=False), why.strip())
+                found.setdefault(comment(row), (why.strip(), file))
+                found.setdefault(comment(row, tag=False), (why.strip(), file))
     return found
 
 
-def explain(room):
-    """Return a function of a row: its explanation in HTML, or ""."""
-    folder = REPOSITORY / room
-    own = explanations(folder / "ROWS.md", folder / "README.md")
-    general = explanations(REPOSITORY / FIRST / "ROWS.md")
+def explain(room, page=""):
+    """Return a function of a line: its explanation as HTML of this page, or ""."""
+    own = explanations(f"{room}/ROWS.md", f"{room}/README.md")
+    general = explanations(f"{FIRST}/ROWS.md")
 
     def why(row):
         words = comment(row, tag=False)
-        text = own.get(comment(row)) or own.get(words) or general.get(words, "")
-        html = markdown.markdown(text, extensions=["tables", "fenced_code"])
-        return re.sub(r'(href|src)="(?!\w+:|#)', rf'\1="{SOURCE}{room}/', html)
+        found = own.get(comment(row)) or own.get(words) or general.get(words)
+        return Renderer(found[1], page).parse(found[0]) if found else ""
 
     return why
 
@@ -116,21 +319,22 @@ def fold(rows):
             yield "near", group[last:]
 
 
-def colours(script):
-    """Return the rows of a script in HTML."""
-    text = (REPOSITORY / script).read_text()
-    html = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
-    return ["", *html.splitlines()]  # they are numbered from 1
+def colours(file):
+    """Return a file's text in HTML."""
+    text = (REPOSITORY / file).read_text()
+    lexer = find_lexer_class_for_filename(file) or TextLexer
+    return highlight(text, lexer(stripnl=False), HtmlFormatter(nowrap=True))
 
 
-def table(left, right):
+def table(left, right, page=""):
     """Return the rows of a pair as HTML: <tbody>s, and how many are changed."""
-    html, used, why = [], set(), explain(room_of(right))
-    lefts, rights = colours(left), colours(right)
+    html, used, why = [], set(), explain(room_of(right), page)
+    # They are numbered from 1.
+    lefts, rights = (["", *colours(file).splitlines()] for file in (left, right))
     rows = align(left, right)
     for kind, group in fold(rows):
         if kind == "fold":
-            button = f"<button aria-expanded=false>{len(group)} equal rows</button>"
+            button = f"<button aria-expanded=false>{len(group)} equal lines</button>"
             html.append(f"<tbody><tr class=opens><td colspan=5>{button}")
         html.append(f"<tbody class={kind}>")
         texts = [why(new or "") for *_, new in group] if kind == "change" else []
@@ -147,79 +351,142 @@ def table(left, right):
             again = " again" * (texts[n] in texts[n + 1 :])  # paper has it once
             html.append(
                 f'<tr id={name} class=row>{old_cells}<td><a href="#{name}" '
-                f'aria-label="row {j}, {WORDS[mark]}" aria-describedby="why-{name}">'
-                f"{escape(mark)}</a>{new_cells}\n"
+                f'aria-label="line {j}, {WORDS[mark]}" '
+                f'aria-describedby="why-{name}">{escape(mark)}</a>{new_cells}\n'
                 f'<tr class="why{again}"><td colspan=5 id="why-{name}">{texts[n]}'
             )
     return "\n".join(html), len(used)
 
 
-def lessons():
-    """Yield (room, what you train, what you learn, its pairs) of README.md."""
-    text, left_out = (REPOSITORY / "README.md").read_text(), {*PAIRS}
-    line = r"^\| \d \| \[([\w/]+)\][^|]*\| (.+?) \| (.+?) \|$"
-    rows = re.findall(line, text, re.M)
-    for room, train, learn in rows:
-        pairs = [pair for pair in PAIRS if room_of(pair[1]) == room]
-        left_out -= {*pairs}
-        yield room, train, learn, pairs
-    assert not left_out, f"README.md does not list the folder of {left_out}"
+def contents(page):
+    """Return links to all lessons and other texts, and to all of the current one."""
+    to, html = Renderer("", page).to, []
+
+    def link(where, name):
+        here = " aria-current=page" * (where == page)
+        html.append(f'<li><a href="{to(where)}"{here}>{escape(name)}</a>')
+
+    def link_text(file):
+        link(address(file), title_of(file))
+
+    link_text("README.md")
+    for room in lessons():
+        link_text(f"{room}/README.md")
+        if room_of(page) == room:
+            html.append("<li><ul>")
+            for file in texts(room)[1:]:
+                link_text(file)
+            link(f"{room}/ANSWERS.html", "Answers")
+            link(f"{room}/ROWS.html", "Changed lines")
+            link(f"{room}/questions.html", "Questions to print")
+            for pair, where in pairs().items():
+                if room_of(pair[1]) == room:
+                    link(where, pair_name(*pair))
+            html.append("</ul>")
+    others = [f for f in FILES if f.endswith("/README.md")]
+    others = [f for f in others if room_of(f) not in lessons()]
+    for file in (*others, *texts("docs"), "CONTRIBUTING.md"):
+        link_text(file)
+    return "<ul>" + "\n".join(html) + "</ul>"
 
 
-def address(pair):
-    left, right = (Path(script).with_suffix("") for script in pair[:2])
-    return f"{right.as_posix().replace('/', '-')}-after-{left.name}.html"
+def sheet(room, page):
+    """Return the questions of a lesson as HTML, without answers."""
+    html = f"<h1>{escape(title_of(f'{room}/README.md'))}</h1>\n"
+    for file in texts(room):
+        heading, renderer = [], Renderer(file, page)
+        for token in parse(file):
+            if token["type"] == "heading":
+                heading = [{**token, "attrs": {"level": 2}}]
+            elif is_numbered(token):
+                html += renderer.html([*heading, token])
+                heading = []
+    return html
 
 
-def fill(file, out, **values):
-    (out).write_text(Template((HERE / file).read_text()).substitute(values))
+def pair_page(pair, page):
+    left, right = pair
+    body, changed = table(left, right, page)
+    sides = "\n".join((REPOSITORY / script).read_text() for script in pair)
+    LINKED.update(pair)
+    names = pair_name(left, right).split(" to ")
+    links = [Renderer("", page).to(address(script)) for script in pair]
+    return fill(
+        "pair.html",
+        left=left,
+        right=right,
+        left_link=f'<a href="{links[0]}"><code>{names[0]}</code></a>',
+        right_link=f'<a href="{links[1]}"><code>{names[1]}</code></a>',
+        changed=f"{changed} changed line{'s' * (changed > 1)}",
+        tag=next(tag for *scripts, tag, _ in PAIRS if tuple(scripts) == pair),
+        columns=max(map(len, sides.splitlines())),
+        questions=questions(right, page),
+        root=Renderer("", page).to("."),
+        body=body,
+    )
+
+
+def file_page(file, page):
+    """Return a file's text as HTML, or what is in a folder."""
+    if not (REPOSITORY / file).is_dir():
+        return f"<h1>{file}</h1><pre tabindex=0><code>{colours(file)}</code></pre>"
+    renderer = Renderer(f"{file}/", page)
+    names = [Path(f).name for f in FILES if Path(f).parent == Path(file)]
+    items = [f"<li>{renderer.codespan(name)}" for name in names]
+    return f"<h1>{file}</h1><ul>{''.join(items)}</ul>"
+
+
+def fill(template, **values):
+    return Template((HERE / template).read_text()).substitute(values)
 
 
 def build(out):
-    """Write the pages into this folder, in place of those there."""
+    """Write the site into this folder, in place of what is there."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for file in ("pages.css", "stacked.css", "pages.js"):
         shutil.copy(HERE / file, out)
-    rooms, index = [*lessons()], []
-    addresses = [address(pair) for *_, pairs in rooms for pair in pairs]
-    for room, train, learn, pairs in rooms:
-        title = (REPOSITORY / room / "README.md").read_text().splitlines()[0][2:]
-        readme = f"{SOURCE}{room}/README.md"
-        learn = markdown.markdown(f"{learn[0].upper()}{learn[1:]}.")[3:]  # no <p>
-        index.append(
-            f"<h2>{title}</h2><p><a href={readme}>{room}</a>: {train}. {learn}"
-            "<table><thead><tr><th scope=col>from<th scope=col>to<th scope=col>tag"
-            "<th scope=col>changed rows<tbody>"
+
+    def write(page, title, html, kind="text", links=()):
+        to, room = Renderer("", page).to, room_of(page)
+        if room in lessons():
+            lesson = to(f"{room}/index.html"), title_of(f"{room}/README.md"), ""
+            links = [lesson, *links]
+        text = fill(
+            "page.html",
+            root=to("."),
+            title=escape(title),
+            kind=kind,
+            links=" ".join(f'<a href="{a}"{b}>{name}</a>' for a, name, b in links),
+            html=html if "<main>" in html else f"</header><main>{html}",
+            contents=contents(page),
         )
-        for left, right, tag, _ in pairs:
-            page, (body, changed) = address((left, right)), table(left, right)
-            sides = [(REPOSITORY / script).read_text() for script in (left, right)]
-            n = addresses.index(page)
-            fill(
-                "page.html",
-                out / page,
-                left=left,
-                right=right,
-                left_name=Path(left).name,
-                right_name=Path(right).name,
-                tag=tag,
-                changed=changed,
-                columns=max(map(len, "\n".join(sides).splitlines())),
-                room=room,
-                readme=readme,
-                before=addresses[n - 1],
-                after=addresses[(n + 1) % len(addresses)],
-                body=body,
-            )
-            link = f"<a href={page}>{Path(right).name}</a>"
-            link += ", a solution" * ("solutions" in right)
-            cells = f"<code>{Path(left).name}</code>", link, tag, str(changed)
-            index.append("<tr><td>" + "<td>".join(cells))
-        index.append("</table>")
-    values = {"lessons": "\n".join(index), "readme": f"{SOURCE}README.md"}
-    fill("index.html", out / "index.html", **values)
-    return addresses
+        (out / page).parent.mkdir(parents=True, exist_ok=True)
+        (out / page).write_text(text)
+
+    done = {file for file in FILES if file.endswith(".md")}
+    for file in done:
+        html = Renderer(file, address(file)).html(read(file, address(file)))
+        write(address(file), title_of(file), html)
+    for room in lessons():
+        page = f"{room}/questions.html"
+        write(page, "Questions to print", sheet(room, page), "sheet")
+    pages = [*pairs().values()]
+    for n, (pair, page) in enumerate(pairs().items()):
+        to = Renderer("", page).to
+        before, after = to(pages[n - 1]), to(pages[(n + 1) % len(pages)])
+        links = [(before, "previous pair <kbd>,</kbd>", " rel=prev")]
+        links += [(after, "next pair <kbd>.</kbd>", " rel=next")]
+        write(page, pair_name(*pair), pair_page(pair, page), "pairs", links)
+    while LINKED - done:  # a folder's page links to more
+        for file in LINKED - done:
+            if (page := address(file)) == file:
+                (out / page).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(REPOSITORY / file, out / page)
+            else:
+                write(page, file, file_page(file, page))
+            done.add(file)
+    return pages
 
 
 def take_picture(path, page, file):
@@ -242,7 +509,7 @@ if __name__ == "__main__":
     browser = shutil.which("chromium")
     if args.picture and not browser:
         parser.error("no Chromium here: run sudo apt-get install chromium")
-    pages = build(out := REPOSITORY / "build/pages")
+    build(out := REPOSITORY / "build/pages")
     if args.picture:
         take_picture(browser, f"{out.as_uri()}/{PICTURE}", args.picture)
-    print(f"{len(pages)} pairs: open {os.path.relpath(out)}/index.html")
+    print(f"Open {os.path.relpath(out)}/index.html")

@@ -22,7 +22,7 @@ function show() {
   root.classList.toggle("slides", slides);
   stacked.media = slides ? "all" : narrow;
   if (document.body.scrollWidth > root.clientWidth) stacked.media = "all";
-  place.textContent = body ? `change ${chosen() + 1} of ${rows.length}` : "";
+  place.textContent = body ? `change ${chosen() + 1} of ${rows.length}${slides ? " (arrow keys, Esc)" : ""}` : "";
   target?.closest(".fold:not(.open)")?.previousElementSibling.querySelector("button").click();
   if (slides) fit();
   else if (shown !== location.hash) target?.scrollIntoView({ block: "center" });
@@ -106,4 +106,6 @@ addEventListener("mousedown", (event) => {
 });
 ["hashchange", "resize", "load"].forEach((event) => addEventListener(event, show));
 foldAll(kept.open);
+// The questions are beside the head of a wide window, and folded where that is narrow.
+all(".questions").forEach((one) => { one.open = innerWidth >= 1200; });
 show();
