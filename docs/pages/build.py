@@ -202,7 +202,8 @@ class Renderer(mistune.HTMLRenderer):
             if page := pairs().get(tuple(find(n, self.folder) for n in names)):
                 link = f'<a href="{self.to(page)}">{" to ".join(names)}</a>'
                 links += f'<p class="diff">Side by side: {link}</p>'
-        return f'<pre tabindex="0"><code>{html}</code></pre>{links}\n'
+        size = f'style="--columns: {max(map(len, code.splitlines()))}"'
+        return f'<pre tabindex="0" {size}><code>{html}</code></pre>{links}\n'
 
 
 def read(file, page):
