@@ -56,7 +56,7 @@ COLUMNS = {
     "per GPU": ("batch_per_gpu", "{}"),
     "batch": ("batch", "{}"),
     "s/epoch": ("seconds_per_epoch", "{:.2f}"),
-    "{counts}/s": ("speed", "{:.1f}"),
+    "{unit}/s": ("speed", "{:.1f}"),
     "speed-up": ("speedup", "{:.2f}"),
     "efficiency": ("efficiency", "{:.0%}"),
     "training": ("training_seconds", "{:.1f} s"),
@@ -248,7 +248,7 @@ def compare(runs):
     for row in summaries:
         script, size = find_single(row, summaries), ""
         if "steps" not in row["options"]:  # else the size grows with the GPUs
-            size = f", {row['size']} {row['counts']} an epoch"
+            size = f", {row['size']} {row['unit']} an epoch"
         groups[row["machine"], script, size].append(row)
     machines = {machine for machine, *_ in groups}
     for (machine, script, size), rows in sorted(groups.items()):

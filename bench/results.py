@@ -13,7 +13,7 @@ from pathlib import Path
 from common.cli import UserError
 
 # What parse_run() may raise for a line that RunLog did not write.
-NO_RUN = ValueError, TypeError, LookupError, OverflowError, RecursionError
+NOT_A_RUN = ValueError, TypeError, LookupError, OverflowError, RecursionError
 COUNTS = "gpus", "nodes", "batch", "batch_per_gpu", "size", "epochs"
 NUMBERS = "seconds_per_epoch", "training_seconds", "accuracy", "peak_memory_gb"
 
@@ -70,7 +70,7 @@ def read_runs(files):
         for number, line in enumerate(lines, start=1):
             try:
                 run = parse_run(json.loads(line), owner)
-            except NO_RUN as error:
+            except NOT_A_RUN as error:
                 broken.append(f"line {number}, {type(error).__name__}: {error}")
                 continue
             if first := runs.get(line):
@@ -104,10 +104,10 @@ def parse_run(fields, owner=""):
     owner, owners: whose file has the run first, and all whose files have it
     notes: what is unusual about the run, in words
 
-    Raises one of NO_RUN if RunLog did not write these fields.
+    Raises one of NOT_A_RUN if RunLog did not write these fields.
     """
-    run = {"counts": "images", "cpus": "?", "cpu": "unknown CPU", **fields}
-    run["size"] = run[f"{run['counts']}_per_epoch"]
+    run = {"unit": "images", "cpus": "?", "cpu": "unknown CPU", **fields}
+    run["size"] = run[f"{run['unit']}_per_epoch"]
     run["epochs"] = requested = run["options"]["epochs"]
     for name in COUNTS:
         if type(run[name]) is not int or not 0 < run[name] < 2**31:
@@ -122,7 +122,7 @@ def parse_run(fields, owner=""):
     run["profiled"] = run.get("profiled") is True
     run["framework"] = "tensorflow" if "tensorflow" in run else "torch"
     run["version"] = str(run.get(run["framework"], ""))
-    run["speed"] = float(run[f"{run['counts']}_per_second"])
+    run["speed"] = float(run[f"{run['unit']}_per_second"])
     if not 0 < run["speed"] < float("inf"):
         raise ValueError(f"speed is {run['speed']}")
     for name in NUMBERS:

@@ -118,7 +118,7 @@ def main():
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus)  # DP: counts all the GPUs
+    log = RunLog(args, device, gpus)  # DP: counts all GPUs
     batch_size = args.batch_size * gpus  # DP: for all GPUs
     model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     sampler = RandomSampler(train_set)

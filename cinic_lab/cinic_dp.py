@@ -135,7 +135,7 @@ def main():
     writer = SummaryWriter(log.folder)  # TB: one folder per run
     dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
 
-    batch_size = args.batch_size * gpus  # DP: it deals out each batch over the GPUs
+    batch_size = args.batch_size * gpus  # DP: split over all GPUs
     sampler = RandomSampler(train_set)
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)

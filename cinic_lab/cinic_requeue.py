@@ -164,8 +164,8 @@ def main():
         epoch_start = time.perf_counter()
         train(args, ddp_model, state, loader, device, log, writer)  # DDP: wrapped
         seconds = time.perf_counter() - epoch_start
-        for buffer in model.buffers():  # DDP: BatchNorm's means of rank 0
-            dist.broadcast(buffer, src=0)  # DDP: go to all ranks
+        for buffer in model.buffers():  # DDP: rank 0's BatchNorm statistics for all
+            dist.broadcast(buffer, src=0)
         validated = evaluate(model, val_loader, device, log)
         state.save(state.epoch + 1, validated["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)

@@ -173,7 +173,7 @@ class RunLog:
             "options": vars(self.args),
             "batch": self.batch,
             "batch_per_gpu": self.args.batch_size,
-            "counts": self.unit,
+            "unit": self.unit,
             f"{self.unit}_per_epoch": images[0],
             f"{self.unit}_per_second": images[0] / median,
             "seconds_per_epoch": median,

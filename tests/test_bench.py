@@ -157,7 +157,7 @@ def result(script, gpus, speed, batch=25, **fields):
         "cpus": 64,
         "batch_per_gpu": batch,
         "batch": batch * gpus,
-        "counts": "images",
+        "unit": "images",
         "images_per_epoch": 2000,
         "images_per_second": speed,
         "seconds_per_epoch": 2000 / speed,

@@ -154,7 +154,7 @@ def test_it_trains_as_one_process_does(case, recorded):
     for rank in seen:
         for its, ours in zip(rank["means"], alone["means"], strict=True):
             assert its == pytest.approx(ours, rel=1e-4)
-    unit = result["counts"]
+    unit = result["unit"]
     for key in ("accuracy", f"{unit}_per_epoch"):
         assert result[key] == pytest.approx(expected[key])
     steps = 3 if "--accumulate" in options else 1

@@ -59,7 +59,7 @@ def test_a_run_writes_its_result_and_scalars(folder, monkeypatch, capsys):
         "options": vars(ARGS),
         "batch": 10,
         "batch_per_gpu": 5,
-        "counts": "images",
+        "unit": "images",
         "images_per_epoch": 100,
         "images_per_second": pytest.approx(100 / 3),
         "seconds_per_epoch": 3,

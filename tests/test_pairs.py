@@ -10,7 +10,9 @@ from conftest import REPOSITORY
 from pairs import PAIRS
 
 SCRIPTS = sorted({script for pair in PAIRS for script in pair[:2]})
-NO_TWIN = {"model = make_model(args)"}  # TensorFlow's scope is opened around it
+NO_COUNTERPART = {
+    "model = make_model(args)"
+}  # TensorFlow's scope is opened around it
 # The DDP lines of all pairs are one block: each of these statements has one comment.
 CANONICAL = (
     "import torch.distributed",
@@ -78,7 +80,7 @@ def test_a_changed_row_faces_its_twin(left, right, tag, most):
         assert len(old) <= len(new), old
         for one, other in zip(old, new, strict=False):
             shared = first_names(one, tag) & first_names(other, tag)
-            assert shared or one.strip() in NO_TWIN, f"{one}\n{other}"
+            assert shared or one.strip() in NO_COUNTERPART, f"{one}\n{other}"
 
 
 @each_pair

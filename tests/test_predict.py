@@ -278,7 +278,7 @@ def test_gpus_and_batches_are_limited(runs_folder, tables):
 
 def test_sequences_are_counted_as_tokens(runs_folder, tables):
     options = {"epochs": 2, "batch_size": 16, "length": 64, "seed": 0}
-    more = {"options": options, "counts": "tokens", "tokens_per_epoch": 64 * 1024}
+    more = {"options": options, "unit": "tokens", "tokens_per_epoch": 64 * 1024}
     line = result("single", 1, 16, 0.1, **more, tokens_per_second=16 * 64 / 0.1)
     (runs_folder / "tokens.jsonl").write_text(line)
     weak, _, out = tables("tokens.jsonl", "--site", "lumi")

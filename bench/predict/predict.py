@@ -176,7 +176,7 @@ def measured_workload(files, images, links):
         two_gpu_seconds = step_seconds(on_two)
         workload.sync_overhead = fit_sync_overhead(two_gpu_seconds, workload, links)
     length = base["options"].get("length", 1)  # of a sequence, in tokens
-    unit = "sequences" if length > 1 else base["counts"]
+    unit = "sequences" if length > 1 else base["unit"]
     images = images or base["size"] // length
     return workload, images, unit, [base, on_two] if on_two else [base]
 

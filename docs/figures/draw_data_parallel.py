@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from figure_utils import COLOURS, REPOSITORY, save
 
 sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
-from dp_by_hand import LINKS, PEAK, nets, size, step
+from dp_by_hand import LINKS, PEAK, count_bytes, make_models, step
 
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes, as in DDP
 COMPUTE, SEND = list(COLOURS)[:2]
@@ -68,14 +68,14 @@ def draw_bars(axes, bars):
 
 
 def main():
-    model, inputs, targets = nets()["transformer"]
+    model, inputs, targets = make_models()["transformer"]
     with FlopCounterMode(display=False) as counter:
         _, copied = step(model, inputs, targets)
     work, speed = counter.get_total_flops() / 2 / PEAK, LINKS["PCIe 4"]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True)
     draw_bars(upper, data_parallel(work, copied, speed))
-    draw_bars(lower, ddp(work, size(model.parameters()), speed))
+    draw_bars(lower, ddp(work, count_bytes(model.parameters()), speed))
     upper.set_title("DataParallel", loc="left", size=15, weight="bold")
     lower.set_title("DDP", loc="left", size=15, weight="bold")
     lower.set_xlabel("milliseconds, calculated", size=13)

@@ -1,12 +1,12 @@
-"""A transformer learns sequences of tokens, in scripts that differ in a few rows.
+"""Train a transformer on sequences of tokens: one GPU, DataParallel, DDP, others.
 
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
-    sbatch jobscript_ddp.sh ddp_no_sampler.py    # the same, unfinished
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
     sbatch jobscript_ddp.sh beyond_ddp/fsdp_checkpoint.py  # DCP: sharded checkpoints
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: a small model.
+Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
 
 import time

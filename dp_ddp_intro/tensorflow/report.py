@@ -66,7 +66,7 @@ class Report(callbacks.Callback):
             "batch_per_gpu": args.batch_size,
             "batch": batch,
             "options": vars(args),
-            "counts": "tokens",
+            "unit": "tokens",
             "tokens_per_epoch": self.tokens,
         }
         self.print("{script} on {gpus} x {device}".format(**self.fields))
