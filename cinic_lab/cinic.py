@@ -108,7 +108,7 @@ def main():
         default=50,
         help="steps between log lines",
     )
-    add("--resume", metavar="FILE", help="checkpoint to resume from")
+    add("--resume", metavar="FILE", help="checkpoint to resume (default: none)")
     add("--seed", type=int, default=1, help="random seed")
     args = parser.parse_args()
     check_writable(TrainingState.LATEST)

@@ -111,7 +111,7 @@ def main():
         default=50,
         help="steps between log lines",
     )
-    add("--resume", metavar="FILE", help="checkpoint to resume from")
+    add("--resume", metavar="FILE", help="checkpoint to resume (default: none)")
     add("--seed", type=int, default=1, help="random seed")
     # AMP: fp32 turns it off, for comparison
     add("--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)")
