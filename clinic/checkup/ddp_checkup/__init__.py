@@ -1,0 +1,1 @@
+"""Find the bugs of a DDP script that give no error, by running it unchanged."""

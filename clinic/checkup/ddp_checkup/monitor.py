@@ -1,0 +1,301 @@
+"""A thread in each rank that notices hangs and hands in what was recorded."""
+
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DistributedSampler
+
+from ddp_checkup import hooks
+from ddp_checkup.record import record, state, user_line
+from ddp_checkup.report import report
+
+FRAMEWORKS = {
+    "lightning": "lightning",
+    "pytorch_lightning": "lightning",
+    "transformers.trainer": "transformers",
+    "accelerate": "accelerate",
+}
+
+
+def start(options, address=None, generation=0):
+    """Meet the other ranks at a store, and watch this one.
+
+    address: (host, port) of the store of a parent process; torchrun has one already.
+    """
+    if address:
+        store = dist.TCPStore(*address, None, False)
+    else:
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        port = int(os.environ["MASTER_PORT"]) + (not agent)
+        owner = state.rank == 0 and not agent
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], port, None, owner)
+    state.store = dist.PrefixStore(f"checkup{generation}", store)
+    main = threading.main_thread().ident
+    if threading.current_thread() is threading.main_thread():
+        notice_sigterm()
+    state.thread = threading.Thread(target=run, args=[options, main], daemon=True)
+    state.thread.start()
+
+
+def notice_sigterm():
+    """Let torchrun's signal end this rank with a report, also within a collective.
+
+    Python's handlers wait for the main thread; the wakeup descriptor does not.
+    """
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return  # the script's
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def read():
+        while signal.SIGTERM not in os.read(reader, 1):
+            pass
+        state.end = state.end or "killed"
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def run(*args):
+    try:
+        watch(*args)
+    except BaseException:  # the main thread may wait for ever
+        traceback.print_exc()
+        os._exit(3)
+
+
+def watch(options, main):
+    """Wait for the end of the script, or for a hang; then report."""
+    store, last, moved, noticed = state.store, None, time.monotonic(), False
+    cpu = time.process_time()
+    while not state.end and not store.check(["stop"]):
+        time.sleep(0.2)
+        frame = sys._current_frames().get(main)
+        where = frame and (frame.f_code, frame.f_lasti)
+        computes = time.process_time() - cpu > 0.1 and not state.waiting
+        cpu = time.process_time()
+        now = state.events, where
+        if now != last or computes:
+            last, moved = now, time.monotonic()
+        idle = time.monotonic() - moved
+        waits = bool(state.waiting or state.busy)
+        store.set(f"beat{state.rank}", json.dumps([time.time(), waits, idle]))
+        if waits and idle > min(5, options.hang_timeout):
+            find_hang(options, idle, user_line(frame))
+        elif idle > options.hang_timeout and not noticed:
+            noticed = True
+            text = f"rank {state.rank} has done nothing for {idle:.0f} s"
+            print(f"Checkup: {text}, at {user_line(frame)}", file=sys.__stderr__)
+    hand_in()
+    finish(options)
+
+
+def find_hang(options, idle, line):
+    """Stop the job if this rank waits for others that cannot come any more."""
+    store, ranks = state.store, range(state.world)
+    left = [r for r in ranks if store.check([f"record{r}"])]
+    total = record.counts.total()
+    for r in left:
+        if int(store.get(f"record{r}").split()[1]) < total:
+            text = f"rank {state.rank} waits at {line}, but rank {r} has ended"
+            hooks.stop_job("collectives", text)
+            return
+    beats = [f"beat{r}" for r in ranks if r not in left]
+    if idle > options.hang_timeout and store.check(beats):
+        others = map(json.loads, store.multi_get(beats))
+        if all(
+            waits and for_long > options.hang_timeout
+            for _, waits, for_long in others
+        ):
+            text = f"{line}: rank {state.rank} waits, and so do the others"
+            hooks.stop_job("collectives", text)
+
+
+def finish(options):
+    """Print the report on one rank; end a rank that hangs."""
+    store, began = state.store, time.monotonic()
+    while not store.check(["status"]):
+        waited = time.monotonic() - began
+        if state.rank == 0 or (waited > 3 + state.rank and is_dead(0)):
+            chosen = store.compare_set("collector", "", str(state.rank))
+            if chosen == str(state.rank).encode():
+                ranks, stop = gather(store)
+                store.set("status", str(report(options, ranks, stop)))
+        time.sleep(0.1)
+    state.status = int(store.get("status"))
+    time.sleep(0.5 * (state.rank == 0))  # the store may be in this process
+    if state.end == "killed":
+        os._exit(143)
+    if not state.end:  # it hangs
+        kind, _ = json.loads(store.get("stop"))
+        if kind == "failed":
+            time.sleep(
+                10
+            )  # the rank that failed says why, and torchrun ends this one
+        os._exit(state.status)
+
+
+def is_dead(rank):
+    """Return whether a rank has ended without a report."""
+    store = state.store
+    if store.check([f"record{rank}"]) or not store.check([f"beat{rank}"]):
+        return False
+    return time.time() - json.loads(store.get(f"beat{rank}"))[0] > 3
+
+
+def hand_in():
+    """Write the record into the store, in parts of a megabyte."""
+    blob = pickle.dumps(finished_record(state.end == "done"))
+    parts = range(0, len(blob), 1 << 20)
+    for i in parts:
+        part = blob[i : i + (1 << 20)]
+        state.store.set(f"record{state.rank}/{i >> 20}", part)
+    text = f"{len(parts)} {record.counts.total()}"
+    state.store.set(f"record{state.rank}", text)
+
+
+def gather(store):
+    """Return the ranks' records (None: killed), and why the job was stopped."""
+    ranks, deadline = {}, float("inf")
+    while len(ranks) < state.world and time.monotonic() < deadline:
+        if state.end == "killed" or store.check(["stop"]):
+            deadline = min(deadline, time.monotonic() + 10)
+        for r in range(state.world):
+            if r not in ranks and store.check([f"record{r}"]):
+                parts = range(int(store.get(f"record{r}").split()[0]))
+                blob = b"".join(store.get(f"record{r}/{i}") for i in parts)
+                ranks[r] = pickle.loads(blob)
+            elif r not in ranks and is_dead(r):
+                ranks[r] = None
+        time.sleep(0.05)
+    stop = json.loads(store.get("stop")) if store.check(["stop"]) else None
+    return [ranks.get(r) for r in range(state.world)], stop
+
+
+def fingerprint(loop, seed, other_seed):
+    """Return checksums of some items, drawn with these seeds; None if they vary.
+
+    seed: PyTorch's; other_seed: Python's and NumPy's.
+    """
+    data, found = loop.data, []
+    try:
+        for i in [*range(0, loop.base_length, loop.base_length // 8 + 1)] * 2:
+            torch.manual_seed(seed)
+            random.seed(other_seed)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(other_seed)
+            many = hasattr(data, "__getitems__")
+            for leaf in tree_leaves(data.__getitems__([i]) if many else data[i]):
+                if isinstance(leaf, torch.Tensor):
+                    leaf = hooks.checksums([leaf]).tolist()
+                found.append(pickle.dumps(leaf))
+    except Exception:  # it may be closed, or not for pickle
+        return None
+    half = len(found) // 2
+    return found[:half] if found[:half] == found[half:] else None
+
+
+def finished_record(done):
+    """Return the record, ready to be sent; done: the script came to its end."""
+    hangs = state.end in ("", "failed", "killed") and record.device not in (
+        None,
+        "cpu",
+    )
+    trained = {id(loop.loader) for loop in record.epochs if trains(loop)}
+    seen, epochs = Counter(), []
+    for loop in record.epochs:
+        seen[loop.key, trains(loop)] += 1
+        if loop.base_length and seen[loop.key, trains(loop)] <= 3:
+            epochs.append(finished_loop(loop, done, trained))
+    sent = SimpleNamespace(**vars(record))
+    sent.epochs = [loop for loop in epochs if loop]
+    sent.loaders = len(record.epochs)
+    sent.rank, sent.steps, sent.done, sent.end = (
+        state.rank,
+        state.steps,
+        done,
+        state.end,
+    )
+    sent.syncs = {line: len(b & state.trained) for line, b in record.syncs.items()}
+    sent.trained = len(state.trained)
+    sent.frameworks = [
+        FRAMEWORKS[name] for name in FRAMEWORKS if name in sys.modules
+    ]
+    if hangs:  # a GPU that waits cannot be read
+        sent.start, sent.gradients, sent.weights = [], [], []
+        sent.inputs, sent.batches = {}, {}
+    else:
+        last = hooks.checksums(getattr(state, "last_parameters", []))
+        sent.weights = [*record.weights, last]
+        sent.labels = [*record.labels, "end"]
+    for name in ("start", "gradients", "weights"):
+        setattr(sent, name, [step.tolist() for step in getattr(sent, name)])
+    for name in ("inputs", "batches"):
+        values = getattr(sent, name).items()
+        plain = {
+            key: [(shape, int(t)) for shape, t in found] for key, found in values
+        }
+        setattr(sent, name, plain)
+    sent.files = {}
+    for path, (line, append) in record.files.items():
+        if os.path.exists(path):
+            sent.files[path, os.stat(path).st_ino] = line, append
+    return sent
+
+
+def trains(loop):
+    return loop.steps > 0 or loop.last > loop.first
+
+
+def finished_loop(old, done, trained):
+    """Return what a loop over a loader dealt out, or None if it has no indices."""
+    sampler = getattr(old.loader.batch_sampler, "sampler", old.loader.sampler)
+    try:
+        dealt = [torch.as_tensor(batch).flatten().tolist() for batch in old.dealt]
+    except (TypeError, ValueError, RuntimeError):  # not numbers
+        return None
+    dealt = dealt[: int(min(old.length, len(dealt)))]  # some go on for ever
+    order = [i for batch in dealt for i in batch]
+    new = SimpleNamespace(
+        key=old.key, line=old.line, order=order, items=order, sets=[]
+    )
+    new.trains, new.steps, new.first, new.label = (
+        trains(old),
+        old.steps,
+        old.first,
+        old.label,
+    )
+    for level in old.subsets:
+        new.items = [int(level[i]) for i in new.items]
+        new.sets = [{int(level[i]) for i in s} for s in new.sets]
+        new.sets.append({*map(int, level)})
+    new.sets.append({*range(old.base_length)})
+    new.base = f"{old.base_length} {type(old.data).__name__}"
+    new.whole = old.exhausted or old.batches >= old.length
+    new.batch = max([1, *map(len, dealt)])
+    parts = old.loader, old.loader.batch_sampler, sampler
+    new.drops = any(getattr(part, "drop_last", False) for part in parts)
+    weighted = type(sampler).__name__ == "WeightedRandomSampler"
+    new.replaces = weighted or getattr(sampler, "replacement", False)
+    new.shards = isinstance(sampler, DistributedSampler)
+    new.gathered, new.base_seed = old.gathered, old.base_seed
+    new.also_trains = id(old.loader) in trained and not new.trains
+    new.own_seeds = bool(old.loader.worker_init_fn) and old.loader.num_workers > 0
+    new.sample = fingerprint(old, 0, 0) if done and new.trains else None
+    workers = old.loader.num_workers > 0  # they seed all generators from base_seed
+    again = new.sample and fingerprint(old, 1, int(workers))
+    new.random = bool(again) and again != new.sample
+    return new

@@ -1,0 +1,43 @@
+"""Starts the trainer: python -m trainer.main lr=0.1"""
+
+import logging
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainer.engine import Trainer
+
+
+@dataclass
+class Config:
+    lr: float = 0.05
+    batch_size: int = 8
+    epochs: int = 3
+
+
+def main():
+    logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
+    config = Config()
+    for override in sys.argv[1:]:
+        name, value = override.split("=")
+        setattr(config, name, type(getattr(config, name))(value))
+    dist.init_process_group(backend="gloo")
+    torch.manual_seed(42)
+    images = torch.randn(160, 8)
+    labels = (images.sum(1) > 0).long()
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)
+    )
+    torch.manual_seed(42 + dist.get_rank())
+    train_set = TensorDataset(images[:96], labels[:96])
+    val_set = TensorDataset(images[96:], labels[96:])
+    Trainer(config, model, train_set, val_set).train()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,543 @@
+"""The checkup: nothing is said of healthy scripts, and each bug has its own row.
+
+tests/programs/ holds healthy programs in many styles. If the line after a comment
+`# BUG name: replacement` is replaced, the program has a bug that the check finds.
+A line after `# AND name: ...` is replaced with the one before.
+"""
+
+import importlib
+import json
+import re
+
+import pytest
+import torch
+from conftest import REPOSITORY, free_port, run
+from fork_ranks import Run
+
+PROGRAMS = REPOSITORY / "tests/programs"
+EXTRA = {"local_sgd.py": ["--hang-timeout=2"]}
+
+
+def variants(file):
+    """Return [(name, {line number: replacement})] of a program's bugs."""
+    found, lines = [], file.read_text().splitlines()
+    for i, line in enumerate(lines):
+        mark = re.match(r"( *)# (BUG|AND) ([\w -]+): (.*)", line)
+        if mark:
+            changes = {} if mark[2] == "BUG" else found[-1][1]
+            changes[i + 1] = mark[1] + mark[4]
+            if mark[2] == "BUG":
+                found.append((mark[3], changes))
+    return found
+
+
+def cases(frameworks):
+    for file in sorted(PROGRAMS.glob("**/*.py")):
+        name = str(file.relative_to(PROGRAMS))
+        if name.startswith("frameworks") != frameworks:
+            continue
+        if name not in ("trainer/engine.py", "trainer/__init__.py"):
+            yield pytest.param(name, None, {}, id=f"{file.stem}-healthy")
+        for i, (bug, changes) in enumerate(variants(file), start=1):
+            # One bug of each program is enough for every day.
+            marks = [pytest.mark.slow] if i > 1 else []
+            title = f"{file.stem}-{i}-{bug.split()[0]}"
+            yield pytest.param(name, bug, changes, id=title, marks=marks)
+
+
+def write_programs(name, changes, folder):
+    """Write all programs to a folder, and one of them with these lines replaced."""
+    for file in PROGRAMS.glob("**/*.py"):
+        path = file.relative_to(PROGRAMS)
+        lines = file.read_text().splitlines()
+        if str(path) == name:
+            for i, line in changes.items():
+                lines[i] = line
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("\n".join(lines) + "\n")
+
+
+def read_report(folder):
+    """Return {name of a check: its state}."""
+    file = folder / "rows.json"
+    rows = json.loads(file.read_text()) if file.exists() else []
+    return {row["name"]: row["state"] for row in rows}
+
+
+def expect(bug, folder, output, status):
+    """Hold the report against the bug: these rows, and no others, are bad."""
+    states = read_report(folder)
+    bad = {name for name, state in states.items() if state in ("error", "warning")}
+    assert states and bad == {*(bug or "").split()}, output
+    assert status == ("error" in states.values()), output
+
+
+@pytest.mark.parametrize("name, bug, changes", [*cases(frameworks=False)])
+def test_foreign_programs(name, bug, changes, tmp_path):
+    write_programs(name, changes, tmp_path)
+    script = ["-m", "trainer.main", "lr=0.1"] if "trainer" in name else [name]
+    options = ["--json=rows.json", *EXTRA.get(name, []), *script]
+    ranks = 0 if name == "spawned.py" else 2
+    env = {"PORT": free_port()}
+    job = Run(
+        tmp_path, "", "clinic/checkup/__main__.py", *options, ranks=ranks, **env
+    )
+    status = max(job.join())
+    expect(bug, tmp_path, job.output(0) + job.output(1), status)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, bug, changes", [*cases(frameworks=True)])
+def test_frameworks(name, bug, changes, tmp_path):
+    python = REPOSITORY / ".venv-frameworks/bin/python"
+    if not python.exists():
+        pytest.skip("run `make venv-frameworks`")
+    write_programs(name, changes, tmp_path)
+    checkup = REPOSITORY / "clinic/checkup"
+    command = [python, checkup, "-n2", "--json=rows.json", name]
+    env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    done = run([*map(str, command)], tmp_path, **env)
+    expect(bug, tmp_path, done.stdout + done.stderr, done.returncode)
+
+
+# Plain PyTorch. The cases below change some of its lines.
+SCRIPT = """
+import os, random, helper, numpy as np
+import torch, torch.distributed as dist
+from contextlib import nullcontext
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import *
+rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+dist.init_process_group()
+world_size = dist.get_world_size()
+torch.manual_seed(0)
+images = torch.randn(130, 8, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(images, (images.sum(1) > 0).long())
+train_set, val_set = random_split(data, [101, 29], torch.Generator().manual_seed(2))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+ddp_model = DDP(model)
+torch.manual_seed(rank)
+sampler = DistributedSampler(train_set)
+loader = DataLoader(train_set, 8, sampler=sampler)
+val_loader = DataLoader(Subset(val_set, range(rank, 29, world_size)), 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+def evaluate():
+    sums = torch.zeros(2)
+    with torch.no_grad():
+        for x, y in val_loader:
+            right = (model(x).argmax(1) == y).sum()
+            sums += torch.stack([right, torch.tensor(len(y))])
+    dist.all_reduce(sums)
+    return sums[0].item() / sums[1].item()
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    total = torch.zeros(2)
+    for x, y in loader:
+        x = x + 0.1 * torch.randn_like(x)
+        loss = nn.functional.cross_entropy(ddp_model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += torch.stack([loss.detach() * len(y), torch.tensor(len(y))])
+    dist.all_reduce(total)
+    total = (total[0] / total[1]).item()
+    accuracy = evaluate()
+    if rank == 0:
+        print(f"Epoch {epoch}: loss {total:.4f}, accuracy {accuracy:.3f}")
+if rank == 0:
+    torch.save(model.state_dict(), "model.pt")
+dist.destroy_process_group()
+"""
+# Of each: the check that fails, what is replaced (-), and by what (+).
+BUGS = """
+start
+-ddp_model = DDP(model)
++ddp_model = model
+-torch.manual_seed(0)
++torch.manual_seed(rank)
+-        loss.backward()
++        loss.backward()
++        for p in model.parameters(): dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+
+gradients
+-ddp_model = DDP(model)
++ddp_model = model
+
+gradients
+-ddp_model = DDP(model)
++model[0].requires_grad_(False)
++ddp_model = DDP(model)
++model[0].requires_grad_(True)
+
+gradients
+-cross_entropy(ddp_model(x), y)
++cross_entropy(model(x), y)
+
+gradients
+-        loss = nn
++        with ddp_model.no_sync(): loss = nn
+
+weights
+-0.1, 0.9
++0.1 + rank, 0.9
+
+coverage
+-DistributedSampler(train_set)
++DistributedSampler(train_set, world_size, 0)
+
+coverage
+-8, sampler=sampler
++8, shuffle=True
+
+set-epoch
+-    sampler.set_epoch(epoch)
+
+split
+-manual_seed(1)
++manual_seed(rank)
+
+split
+-manual_seed(2)
++manual_seed(rank)
+
+seeds
+-torch.manual_seed(rank)
++torch.manual_seed(0)
+
+eval-coverage
+-Subset(val_set, range(rank, 29, world_size)), 8
++val_set, 8, sampler=DistributedSampler(val_set)
+
+eval-coverage
+-world_size)), 8
++world_size)), 8, drop_last=True
+
+collectives
+-    accuracy = evaluate()
+-    if rank == 0:
++    if rank == 0:
++        accuracy = evaluate()
+
+collectives
+-    dist.all_reduce(total)
++    if rank == 0 or epoch < 2: dist.all_reduce(total)
+
+collectives
+-    dist.all_reduce(total)
++    dist.broadcast(total, rank)
+
+files
+-if rank == 0:
+-    torch.save
++if True:
++    torch.save
+
+files
+-sampler = DistributedSampler
++log = open("log.txt", "a")
++sampler = DistributedSampler
+
+host-sync
+-        total +=
++        loss.item()
++        total +=
+
+own-number
+-    dist.all_reduce(sums)
+
+own-number
+-    dist.all_reduce(total)
+
+destroy-group
+-dist.destroy_process_group()
+"""
+# Of each: what is another style, and which checks cannot be seen then (?).
+HEALTHY = """
+each has a set of its own, which it shuffles
+?coverage
+?split
+-DataLoader(train_set, 8, sampler=sampler)
++DataLoader(TensorDataset(*[t[rank:100:2] for t in train_set[:]]), 8, shuffle=True)
+
+NumPy draws the items
+-sampler = DistributedSampler
++np.random.seed(rank)
++class Noise(TensorDataset):
++    def __getitem__(self, i):
++        return torch.tensor(np.random.randn(8)).float(), super().__getitem__(i)[1]
++train_set = Noise(*train_set[:])
++sampler = DistributedSampler
+
+workers draw the items
+-sampler = DistributedSampler
++class Noise(TensorDataset):
++    def __getitem__(self, i): return torch.randn(8), super().__getitem__(i)[1]
++train_set = Noise(*train_set[:])
++sampler = DistributedSampler
+-0.1 * torch.randn_like(x)
++0
+-8, sampler
++8, num_workers=1, sampler
+
+collectives of other kinds, and of a part of the processes
+-    total = (
++    if rank == 0: dist.gather(total, [torch.zeros(2), torch.zeros(2)])
++    else: dist.gather(total, dst=0)
++    alone = dist.new_group([0])
++    if rank == 0: dist.all_reduce(total.clone(), group=alone)
++    dist.all_gather_object([None] * 2, torch.ones(rank))
++    if rank == 0: dist.broadcast(total, 0)
++    else: dist.broadcast(total, 0)
++    dist.barrier()
++    total = (
+
+a sampler that goes on for ever
+-loader = DataLoader(train_set, 8, sampler=sampler)
++class Forever(Sampler):
++    def __iter__(self):
++        sampler.set_epoch(epoch)
++        while True: yield from sampler
++loader = DataLoader(train_set, 8, sampler=Forever())
+-    for x, y in loader:
++    for x, y in __import__("itertools").islice(loader, 7):
+
+all arguments are given
+-init_process_group()
++init_process_group(backend="gloo")
+-DDP(model)
++DDP(model, device_ids=None)
+-8, sampler=sampler
++8, sampler=sampler, num_workers=1, persistent_workers=True
+
+a batch sampler
+-8, sampler=sampler
++batch_sampler=BatchSampler(sampler, 8, False)
+
+a share by Subset
+-train_set, 8, sampler=sampler
++Subset(train_set, range(rank, 101, 2)), 8, shuffle=True
+
+the last batch is dropped
+-8, sampler=sampler
++8, sampler=sampler, drop_last=True
+
+nothing is shuffled
+?set-epoch
+-DistributedSampler(train_set)
++DistributedSampler(train_set, shuffle=False)
+
+one epoch
+?set-epoch
+-range(3)
++range(1)
+
+nothing is random
+?seeds
+-0.1 * torch.randn_like(x)
++0
+-torch.manual_seed(rank)
++torch.manual_seed(0)
+
+items are drawn again and again
+?coverage
+-8, sampler=sampler
++8, sampler=WeightedRandomSampler(torch.ones(101), 50)
+
+a stream
+?coverage
+?set-epoch
+?split
+-loader = DataLoader(train_set, 8, sampler=sampler)
++class Stream(IterableDataset):
++    def __iter__(self): return iter([train_set[i] for i in range(rank, 100, 2)])
++loader = DataLoader(Stream(), 8)
+
+a time is printed
+-loss {total:.4f}, accuracy {accuracy:.3f}
++12.345 s
+
+each evaluates all
+-Subset(val_set, range(rank, 29, world_size))
++val_set
+-    dist.all_reduce(sums)
+
+a scaler
+-        loss.backward()
++        scaler.scale(loss).backward()
+-optimizer.step()
++scaler.step(optimizer); scaler.update()
+-sampler = DistributedSampler
++scaler = torch.GradScaler("cpu")
++sampler = DistributedSampler
+
+gradients of two passes are added
+-        loss.backward()
++        with ddp_model.no_sync(): (ddp_model(x).sum() * 0).backward()
++        (0 * ddp_model(x).sum() + loss).backward()
+
+a number is read in some steps
+-        total +=
++        if epoch == 1: loss.item()
++        total +=
+
+each writes its own file
+-sampler = DistributedSampler
++open(f"log{rank}.txt", "w")
++sampler = DistributedSampler
+
+gradients are averaged by hand
+-ddp_model = DDP(model)
++ddp_model = model
+-        loss.backward()
++        loss.backward()
++        for p in model.parameters(): dist.all_reduce(p.grad, dist.ReduceOp.AVG)
+"""
+
+
+def read_cases(text):
+    """Return (title, promises that cannot be seen, changes) of each case."""
+    cases = []
+    for block in text.strip("\n").split("\n\n"):
+        title, *lines = block.splitlines(keepends=True)
+        unseen = {line[1:].strip() for line in lines if line[0] == "?"}
+        rows = "".join(line for line in [*lines, "\n"] if line[0] != "?")
+        found = re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", rows, re.M)
+        changes = [tuple(map(without_marks, change)) for change in found]
+        cases.append(pytest.param(title.strip(), unseen, changes, id=title.strip()))
+    return cases
+
+
+def without_marks(lines):
+    return "\n".join(line[1:] for line in lines.splitlines())
+
+
+def changed(changes):
+    script = SCRIPT
+    for old, new in changes:
+        assert old in script, old
+        script = script.replace(old, new)
+    return script
+
+
+def check(script, folder, *options):
+    """Return (states, output, status) of a script under the checkup."""
+    (folder / "script.py").write_text(script)
+    (folder / "helper.py").write_text("")  # both ranks write its __pycache__
+    command = [
+        "clinic/checkup/__main__.py",
+        "--json=rows.json",
+        *options,
+        "script.py",
+    ]
+    job = Run(folder, "", *command, ranks=2)
+    status = max(job.join())
+    return read_report(folder), job.output(0) + job.output(1), status
+
+
+def names(states, *wanted):
+    return {name for name, state in states.items() if state in wanted}
+
+
+@pytest.mark.parametrize("name, unseen, changes", read_cases(BUGS))
+def test_bugs(name, unseen, changes, tmp_path):
+    states, output, status = check(changed(changes), tmp_path)
+    assert names(states, "error", "warning", "advice") == {name}, output
+    assert status == (states[name] == "error")
+    line = r"script\.py:\d+|not destroyed|rank"
+    assert re.search(rf" {name} .*\n +.*({line}).*\n +Fix: ", output), output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style, unseen, changes", read_cases(HEALTHY))
+def test_healthy_styles(style, unseen, changes, tmp_path):
+    states, output, status = check(changed(changes), tmp_path)
+    assert (status, names(states, "error", "warning", "advice")) == (0, set()), (
+        output
+    )
+    assert names(states, "not seen") == {"own-gpu", *unseen}, output
+
+
+def test_it_changes_no_weights_and_can_stop_early(tmp_path):
+    """A run under it has the weights of one without, to the bit."""
+    states, output, status = check(SCRIPT, tmp_path)
+    assert status == 0 and names(states, "not seen") == {"own-gpu"}, output
+    watched = torch.load(tmp_path / "model.pt")
+    assert Run(tmp_path, "", tmp_path / "script.py", ranks=2).join() == [0, 0]
+    alone = torch.load(tmp_path / "model.pt")
+    assert all(torch.equal(alone[name], watched[name]) for name in alone)
+    (tmp_path / "model.pt").unlink()
+    states, output, status = check(SCRIPT, tmp_path, "--steps", 5)
+    assert status == 0 and "2 ranks, 5 steps" in output, output
+    assert not (tmp_path / "model.pt").exists()
+    assert names(states, "not seen") > {"eval-coverage", "destroy-group"}, output
+
+
+def test_a_script_that_trains_nothing(tmp_path):
+    states, output, status = check("print('bye')", tmp_path)
+    assert status == 0 and not names(states, "error", "warning"), output
+
+
+def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
+    fails = ("    accuracy = evaluate()", "    accuracy = evaluate()[rank]")
+    states, output, status = check(changed([fails]), tmp_path)
+    assert status == 1 and not names(states, "error", "warning"), output
+    assert "TypeError: 'float' object is not subscriptable" in output
+    assert "failed: see its error" in output
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    for by_name in (
+        'init_process_group("nccl")',
+        # Both are connected: else the one that ends first resets the other.
+        "init_process_group(); dist.barrier(); torch.ones(1).cuda()",
+    ):
+        script = changed([("init_process_group()", by_name)])
+        _, output, status = check(script, tmp_path)
+        line = r"Error: \S*script.py needs a GPU, and none is here \("
+        assert status == 2 and re.match(line, output), output
+        assert "Traceback" not in output
+
+
+def test_levels_change_the_status(tmp_path):
+    no_seed = changed([("torch.manual_seed(rank)", "torch.manual_seed(0)")])
+    _, output, status = check(no_seed, tmp_path)
+    assert status == 0 and "16 checked, 0 errors, 1 warning\n" in output, output
+    assert check(no_seed, tmp_path, "--strict")[2] == 1
+    states, _, status = check(no_seed, tmp_path, "--strict", "--ignore=seeds")
+    assert status == 0 and states["seeds"] == "ignored"
+
+
+def test_a_rank_that_is_killed(tmp_path):
+    """The others' table says so, though rank 0 waits for it within a collective."""
+    kill = (
+        "    accuracy = evaluate()",
+        "    if rank and epoch: os.kill(os.getpid(), 9)",
+    )
+    script = changed([kill, ("accuracy {accuracy:.3f}", "")])
+    script = script.replace("    if rank and", "    dist.barrier()\n    if rank and")
+    states, output, status = check(script, tmp_path)
+    assert status == 1 and "Rank 1 was killed: see its error." in output, output
+
+
+def test_one_line_for_what_cannot_be_run(tmp_path):
+    (tmp_path / "script.py").write_text("print('bye')")
+    for words, line in (
+        (["no.py"], "no script no.py; give the path of a file, or -m MODULE"),
+        (["-m", "no.module"], "no script no.module; give"),
+        (["script.py"], "script.py made no process group; start it with -n 2"),
+    ):
+        job = Run(tmp_path, "", "clinic/checkup/__main__.py", *words)
+        assert job.join() == [2] and f"Error: {line}" in job.output()
+
+
+def test_it_explains_each_check(tmp_path, monkeypatch):
+    """--explain, and the table of its README."""
+    monkeypatch.syspath_prepend(REPOSITORY / "clinic/checkup")
+    checks = importlib.import_module("ddp_checkup.checks").CHECKS
+    readme = (REPOSITORY / "clinic/checkup/README.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \|", readme, re.M)
+    assert rows == [(check.name, check.level) for check in checks]
+    for check in checks[:2]:
+        command = ["clinic/checkup/__main__.py", "--explain", check.name]
+        job = Run(tmp_path, "", *command)
+        assert job.join() == [0] and f"Fix: {check.fixes['']}" in job.output()
