@@ -25,7 +25,10 @@ def variants(file):
         mark = re.match(r"( *)# (BUG|AND) ([\w -]+): (.*)", line)
         if mark:
             changes = {} if mark[2] == "BUG" else found[-1][1]
-            changes[i + 1] = mark[1] + mark[4]
+            target = i + 1
+            while re.match(r" *# (BUG|AND) ", lines[target]):
+                target += 1
+            changes[target] = mark[1] + mark[4]
             if mark[2] == "BUG":
                 found.append((mark[3], changes))
     return found

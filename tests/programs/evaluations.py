@@ -1,4 +1,4 @@
-"""Evaluations without repeated samples: a loader of the rest, a gather that is cut."""
+"""Evaluations without repeated samples: a loader of the rest, and a cut gather."""
 
 import torch
 import torch.distributed as dist

@@ -139,16 +139,40 @@ def before_collective(name, values):
     meet(" ".join(what), members(groups[0]) if groups else None)
 
 
-def after_all_reduce(result, values):
-    """Remember sums over all ranks: one that is printed may be meant as a mean."""
+def note_loss(name, values):
+    loss = values[0]
+    state.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
+
+
+def before_all_reduce(name, values):
+    """Remember a scalar that is summed: its sum may be printed as a mean."""
     tensor, *others = values
     kinds = dist.ReduceOp, dist.ReduceOp.RedOpType
     operations = [v for v in others if isinstance(v, kinds)]
     sums = not operations or operations[0] == dist.ReduceOp.SUM
     scalar = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
     if scalar and tensor.is_floating_point() and sums:
-        state.summed.append((tensor, tensor._version))
+        loss = None if state.loss is None else state.loss.clone()
+        state.summed.append([tensor, None, tensor.detach().clone(), loss])
         del state.summed[:-8]
+
+
+def after_all_reduce(result, values):
+    if state.summed and state.summed[-1][0] is values[0]:
+        state.summed[-1][1] = values[0]._version
+
+
+def is_sum_of_means(tensor):
+    """Return whether this is a sum over ranks of their losses, and not divided."""
+    own = [candidates(v, state.epoch, "own") for v in state.values.values()]
+    for summed, version, given, loss in state.summed:
+        if summed is tensor and tensor._version == version:
+            value = float(torch.Tensor.item(given))  # the script has just waited
+            is_loss = loss is not None and value == float(torch.Tensor.item(loss))
+            return is_loss or any(
+                abs(value - v) < 1e-6 for found in own for v in found
+            )
+    return False
 
 
 def members(group):
@@ -399,7 +423,7 @@ def after_read(result, values):
         return
     numbers = [v for v in tree_leaves(result) if isinstance(v, int | float)]
     where = user_line(), loop.key if not loop.steps else "", not loop.steps
-    if any(t is tensor and t._version == version for t, version in state.summed):
+    if is_sum_of_means(tensor):
         state.totals[where] += numbers
     elif state.reduced:
         record.reduced = True
@@ -524,10 +548,10 @@ def install():
     for name in (*GATHERS, *REDUCTIONS, *OTHERS):
         if hasattr(dist, name):
             wrap_waiting(dist, name, "waiting", before_collective)
-    wrap(dist, "all_reduce", after=after_all_reduce)
+    wrap(dist, "all_reduce", before=before_all_reduce, after=after_all_reduce)
     wrap(DDP, "__init__", after=after_ddp)
     wrap_waiting(DDP, "forward", "busy", before_forward)
-    wrap_waiting(torch.autograd, "backward", "busy")
+    wrap_waiting(torch.autograd, "backward", "busy", before=note_loss)
     wrap(torch, "compile", before=before_compile)
     for module, name, after in (
         ("torch.distributed.fsdp", "fully_shard", after_fully_shard),

@@ -43,7 +43,7 @@ def reset():
     state.epoch, state.loops, state.forward_batch = None, 0, -1
     state.trained, state.values = set(), defaultdict(list)
     state.summed, state.totals, state.reduced = [], defaultdict(list), False
-    state.shared = defaultdict(list)
+    state.shared, state.loss = defaultdict(list), None
     state.waiting, state.busy = "", 0
     state.lines, state.partial = [], ""  # what this rank has printed
     state.end = ""  # "done", "stopped" (--steps), "failed" or "killed"

@@ -54,6 +54,7 @@ class Trainer:
         # BUG own-number: pass
         dist.all_reduce(mean)
         # AND own-number: pass
+        # BUG own-number: pass
         mean = mean / dist.get_world_size()
         logger.info("epoch %d: validation loss %.4f", epoch, mean.item())
 
