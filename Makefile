@@ -3,7 +3,7 @@ unexport CDPATH # else cd prints where it goes
 PYTHON ?= python3
 # More workers than CPUs, since tests often wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
-.PHONY: help demo test test-all test-slow test-gpu lint bench pages rehearse venv venv-tensorflow
+.PHONY: help demo test test-all test-slow test-gpu lint bench pages rehearse venv venv-tensorflow venv-frameworks venv-frameworks
 
 help: # print this list
 	@grep '^[a-z-]*:.*#' Makefile | sed 's/:.*# /\t/' | expand -t 18
@@ -16,7 +16,7 @@ test: lint # run each script as users do, and check what DDP promises
 
 test-all: test test-slow # plus slow tests, TensorFlow and, as root, a real Slurm
 
-test-slow: venv venv-tensorflow
+test-slow: venv venv-tensorflow venv-frameworks
 	.venv/bin/python -m pytest -m 'cluster or slow' -n $(WORKERS)
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
@@ -50,4 +50,14 @@ venv-tensorflow: .venv-tensorflow/installed # install TensorFlow in .venv-tensor
 	@echo "Installing TensorFlow in .venv-tensorflow: some GB, usually a few minutes"
 	$(PYTHON) -m venv .venv-tensorflow
 	.venv-tensorflow/bin/pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+venv-frameworks: .venv-frameworks/installed # install Lightning, Accelerate and Transformers beside .venv
+
+# It uses the PyTorch of .venv.
+.venv-frameworks/installed: tests/programs/frameworks/requirements.txt .venv/installed
+	$(PYTHON) -m venv .venv-frameworks
+	ls -d $(CURDIR)/.venv/lib/python*/site-packages > pytorch.pth
+	mv pytorch.pth .venv-frameworks/lib/python*/site-packages/
+	.venv-frameworks/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
