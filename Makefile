@@ -3,7 +3,7 @@ unexport CDPATH # else cd prints where it goes
 PYTHON ?= python3
 # More workers than CPUs, since tests often wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
-.PHONY: help demo test test-all test-slow test-gpu lint bench pages rehearse venv venv-tensorflow venv-frameworks venv-frameworks
+.PHONY: help demo test test-all test-slow test-gpu lint bench pages rehearse venv venv-tensorflow venv-frameworks
 
 help: # print this list
 	@grep '^[a-z-]*:.*#' Makefile | sed 's/:.*# /\t/' | expand -t 18

@@ -8,6 +8,9 @@ A line after `# AND name: ...` is replaced with the one before.
 import importlib
 import json
 import re
+import shutil
+import sys
+import sysconfig
 
 import pytest
 import torch
@@ -538,9 +541,32 @@ def test_it_explains_each_check(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(REPOSITORY / "clinic/checkup")
     checks = importlib.import_module("ddp_checkup.checks").CHECKS
     readme = (REPOSITORY / "clinic/checkup/README.md").read_text()
-    rows = re.findall(r"^\| `([\w-]+)` \| (\w+) \|", readme, re.M)
-    assert rows == [(check.name, check.level) for check in checks]
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| (\w+) \| (.*) \| (.*) \| (.*) \|$", readme, re.M
+    )
+    table = [(c.name, c.level, c.promise, c.seen, c.fixes[""]) for c in checks]
+    assert rows == table
     for check in checks[:2]:
         command = ["clinic/checkup/__main__.py", "--explain", check.name]
         job = Run(tmp_path, "", *command)
         assert job.join() == [0] and f"Fix: {check.fixes['']}" in job.output()
+
+
+@pytest.mark.slow
+def test_a_stranger_installs_it(tmp_path):
+    """The first commands of its README, in an environment that has PyTorch alone."""
+    shutil.copytree(REPOSITORY / "clinic/checkup", tmp_path / "clinic/checkup")
+    run([sys.executable, "-m", "venv", "--without-pip", "env"], tmp_path)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "pytorch.pth").write_text(sysconfig.get_path("purelib"))
+    python = tmp_path / "env/bin/python"
+    done = run([python, "-m", "pip", "install", "./clinic/checkup"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    command = tmp_path / "env/bin/ddp-checkup", "-n", 2, "clinic/checkup/example.py"
+    done = run(command, tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    shown = (
+        (tmp_path / "clinic/checkup/README.md").read_text().replace("\n    ", "\n")
+    )
+    table = done.stdout[done.stdout.index("Checkup of") :]
+    assert table in shown

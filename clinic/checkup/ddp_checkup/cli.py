@@ -10,6 +10,7 @@ Its own options stand before the script. Exit status: 1 if there is an error (wi
 """
 
 import argparse
+import logging
 import os
 import re
 import runpy
@@ -19,6 +20,8 @@ from multiprocessing.process import BaseProcess
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main as torchrun
 
 from ddp_checkup import hooks, monitor
 from ddp_checkup.checks import CHECKS
@@ -150,15 +153,19 @@ def find_script(options):
 
 
 def start_ranks(options):
-    """Start this command again by torchrun, as so many ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={options.ranks}"]
+    """Start this command by torchrun, as so many ranks; exit with its status."""
+    command = ["--standalone", f"--nproc-per-node={options.ranks}"]
     folder = os.path.dirname(HERE)
-    if os.path.exists(f"{folder}/__main__.py"):
-        command += [folder]
-    else:
-        command += ["-m", "ddp_checkup"]
-    os.execv(sys.executable, [*command, *sys.argv[1:]])
+    installed = not os.path.exists(f"{folder}/__main__.py")
+    command += ["-m", "ddp_checkup"] if installed else [folder]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.disable(logging.ERROR)  # the ranks have said it all
+    try:
+        torchrun([*command, *sys.argv[1:]])
+    except ChildFailedError as error:
+        status = max(failure.exitcode for failure in error.failures.values())
+        sys.exit(status if status > 0 else 128 - status)
+    sys.exit()
 
 
 def run_script(options):
