@@ -22,6 +22,7 @@ PICTURES = {
     ),
     "draw_pipeline": ("pipeline",),
     "draw_data_parallel": ("data_parallel",),
+    "draw_checkup": ("report",),
 }
 # GPUs, micro-batches, stages of each GPU.
 SIZES = [(4, 8, 2), (2, 2, 1), (2, 4, 2), (3, 6, 3), (4, 4, 2), (8, 32, 2)]
@@ -40,16 +41,18 @@ def load_figure(monkeypatch):
         "draw_tables",
         "draw_pipeline",
         pytest.param("draw_data_parallel", marks=pytest.mark.slow),
+        pytest.param("draw_checkup", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_draws_the_pictures_that_readmes_show(script, tmp_path):
-    room = copy_exercise("dp_ddp_intro", tmp_path)
+    exercise = "clinic" if script == "draw_checkup" else "dp_ddp_intro"
+    folder = copy_exercise(exercise, tmp_path)
     figures = shutil.copytree(REPOSITORY / "docs/figures", tmp_path / "docs/figures")
-    for file in room.rglob("*.png"):
+    for file in folder.rglob("*.png"):
         file.unlink()
     done = run([sys.executable, figures / f"{script}.py"], "/")
     assert done.returncode == 0 and not done.stderr, done.stderr
-    files = {file.stem: file for file in room.rglob("*.png")}
+    files = {file.stem: file for file in folder.rglob("*.png")}
     assert set(files) == set(PICTURES[script])
     for file in files.values():
         shown = Image.open(REPOSITORY / file.relative_to(tmp_path)).convert("RGB")
