@@ -12,6 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.out(nn.functional.dropout(self.hidden(x), 0.1, self.training))
+
+
 def get_args():
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
@@ -23,7 +32,7 @@ def main(args):
     torch.manual_seed(0)
     x = torch.randn(96, 8)
     dataset = TensorDataset(x, x.sum(1, keepdim=True))
-    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+    net = Net()
     ddp = DistributedDataParallel(net)
     ddp.register_comm_hook(None, bf16_compress_hook)
     # BUG gradients: model = torch.compile(net, backend="eager")

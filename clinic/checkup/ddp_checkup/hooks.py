@@ -51,6 +51,11 @@ class StopAfterSteps(BaseException):
     """The script has made as many steps as --steps allows."""
 
 
+def call(hook, *args):
+    """Call a hook; before_compile() keeps this out of graphs."""
+    return hook(*args)
+
+
 def wrap(owner, name, before=None, after=None):
     """Call before(name, arguments), the function, and after(result, arguments)."""
     original = getattr(owner, name)
@@ -62,10 +67,10 @@ def wrap(owner, name, before=None, after=None):
         state.events += 1
         values = [*args, *kwargs.values()]
         if before:
-            before(name, values)
+            call(before, name, values)
         result = original(*args, **kwargs)
         if after:
-            after(result, values)
+            call(after, result, values)
         return result
 
     WRAPPERS[id(original)] = wrapper
@@ -82,7 +87,7 @@ def wrap_waiting(owner, name, field, before=None):
             return original(*args, **kwargs)
         state.events += 1
         if before:
-            before(name, [*args, *kwargs.values()])
+            call(before, name, [*args, *kwargs.values()])
         old = getattr(state, field)
         setattr(state, field, name)
         try:
@@ -210,10 +215,12 @@ def before_fsdp_forward(module, inputs):
 
 
 def before_compile(name, values):
-    """Run DDP's forward outside of the graph, as it is without this hook."""
+    """Keep DDP's forward and the hooks out of graphs; the model stays in one."""
+    global call
     if not hasattr(DDP.forward, "outside_of_graphs"):
         DDP.forward = torch.compiler.disable(DDP.forward, recursive=False)
         DDP.forward.outside_of_graphs = True
+        call = torch.compiler.disable(call)
 
 
 # Loaders: which indices, in which order, and whether steps were made with them.
