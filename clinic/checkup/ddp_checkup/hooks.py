@@ -414,7 +414,7 @@ def random_states(device):
 
 # Numbers that are read or printed, and files that are written.
 def after_read(result, values):
-    caller, loop, tensor = sys._getframe(2), state.epoch, values[0]
+    caller, loop, tensor = sys._getframe(3), state.epoch, values[0]
     if is_library(caller.f_code.co_filename):
         return
     computed = tensor.requires_grad or state.forward_batch == state.batch
