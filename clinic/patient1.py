@@ -1,8 +1,8 @@
-"""A small CNN learns to tell discs, squares, rings and crosses apart.
+"""Train a small CNN with DDP to classify four shapes; validate after each epoch.
 
     sbatch run-2gpus.sh patient1.py
 
-It needs no GPU.
+It runs without a GPU.
 """
 
 import time
@@ -72,11 +72,11 @@ def evaluate(model, loader, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=6, help="passes over the data")
+    add("--epochs", type=at_least(1), default=6, help="epochs")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--workers", type=at_least(0), default=1, help="processes that pick images")
+    add("--workers", type=at_least(0), default=1, help="loader processes")
     add("--lr", type=at_least(0.0), default=0.003, help="learning rate")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
@@ -90,8 +90,8 @@ def main():
     train_loader = make_loader(
         train_set, batch_size, device, sampler=sampler, workers=workers
     )
-    val_share = Subset(val_set, range(rank, len(val_set), world_size))
-    val_loader = make_loader(val_share, batch_size, device)
+    val_shard = Subset(val_set, range(rank, len(val_set), world_size))
+    val_loader = make_loader(val_shard, batch_size, device)
 
     model = Net().to(device)
     ddp_model = DistributedDataParallel(model)

@@ -1,9 +1,9 @@
-"""A CNN learns four shapes from images that are changed at random in each step.
+"""Train a CNN with DDP on few images of four shapes, with augmentation.
 
     sbatch run-2gpus.sh patient2.py
 
-Augmentation stands in for the many images that we do not have: 512 are few.
-It needs no GPU.
+The training set has only 512 images; augmentation makes up for that.
+It runs without a GPU.
 """
 
 import time
@@ -32,7 +32,7 @@ def build_model():
 
 
 def augment(images):
-    """Mirror and dim images (N, C, H, W), and add noise: all on their device."""
+    """Flip, dim and add noise to images (N, C, H, W) at random, on their device."""
     images = flip(images)
     dimmed = torch.empty(len(images), 1, 1, 1, device=images.device).uniform_(0.6, 1)
     return images * dimmed + 0.3 * torch.randn_like(images)
@@ -72,10 +72,10 @@ def evaluate(model, batches, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=12, help="passes over the data")
+    add("--epochs", type=at_least(1), default=12, help="epochs")
     add("--batch-size", type=at_least(1), default=16, help="images per GPU")
     add("--lr", type=at_least(0.0), default=0.05, help="learning rate")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
@@ -102,9 +102,10 @@ def main():
         trained = train(ddp_model, log.progress(train_loader), optimizer, device)
         seconds = time.perf_counter() - start
         schedule.step()
-        tested = evaluate(model, val_loader, device)
-        log.epoch(epoch, len(train_set), seconds, train=trained, validation=tested)
-    log.write_result(accuracy=tested["accuracy"])
+        validated = evaluate(model, val_loader, device)
+        images = len(train_set)
+        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+    log.write_result(accuracy=validated["accuracy"])
     dist.destroy_process_group()
 
 

@@ -1,9 +1,9 @@
-"""Training in two stages: first the head of a CNN alone, then all of its layers.
+"""Train a CNN with DDP in two stages: first its head, then all layers.
 
     sbatch run-2gpus.sh patient3.py
 
-In the first stage the features stay as they are; in the second all is fine-tuned.
-It needs no GPU.
+The features are frozen in the first stage and fine-tuned in the second.
+It runs without a GPU.
 """
 
 import time
@@ -23,12 +23,16 @@ from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
 
 
-def block(channels, more):
-    return nn.Conv2d(channels, more, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+def block(in_channels, out_channels):
+    return (
+        nn.Conv2d(in_channels, out_channels, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    )
 
 
 class Classifier(nn.Module):
-    """Features (N, 512) of images (N, 3, 32, 32) and a head that names the shape."""
+    """A CNN for images (N, 3, 32, 32): features (N, 32, 4, 4) and a head."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +45,7 @@ class Classifier(nn.Module):
 
 
 def forward(model, images, labels, device):
-    """Return the loss of a batch, and its sums."""
+    """Return the loss of a batch, and [loss_sum, correct, count]."""
     images = images.to(device, non_blocking=True)
     labels = labels.to(device, non_blocking=True)
     output = model(normalise(images, MEAN, STD))
@@ -52,11 +56,11 @@ def forward(model, images, labels, device):
 def train(model, loader, optimizer, device):
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        loss, of_batch = forward(model, images, labels, device)
+        loss, batch_sum = forward(model, images, labels, device)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        sums += of_batch
+        sums += batch_sum
     dist.all_reduce(sums)
     return to_metrics(sums)
 
@@ -73,11 +77,11 @@ def evaluate(model, loader, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="to train the head")
-    add("--finetune-epochs", type=at_least(0), default=6, help="to train all")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add("--finetune-epochs", type=at_least(0), default=6, help="fine-tuning epochs")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.002, help="learning rate of the head")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--lr", type=at_least(0.0), default=0.002, help="learning rate")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
@@ -98,7 +102,7 @@ def main():
     optimizer = torch.optim.Adam(model.head.parameters(), args.lr)
     for epoch in range(1, args.epochs + args.finetune_epochs + 1):
         if epoch == args.epochs + 1:
-            log.print("Fine-tuning: the features are trained, too")
+            log.print("Fine-tuning: the features are trained as well")
             model.features.requires_grad_(True)
             optimizer = torch.optim.Adam(model.parameters(), args.lr / 2)
         sampler.set_epoch(epoch)

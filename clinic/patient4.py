@@ -1,8 +1,8 @@
-"""One set of images, a quarter of which is put aside to validate a CNN.
+"""Train a CNN with DDP on three quarters of a data set; validate on the rest.
 
     sbatch run-2gpus.sh patient4.py
 
-It needs no GPU.
+It runs without a GPU.
 """
 
 import time
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, relu
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset, random_split
 
 from common.cli import OptionParser, at_least
@@ -38,12 +38,13 @@ class Net(nn.Module):
 
 
 parser = OptionParser(__doc__)
-parser.add_argument("--epochs", type=at_least(1), default=15, help="to train")
-parser.add_argument("--batch-size", type=at_least(1), default=16, help="per GPU")
-parser.add_argument("--images", type=at_least(8), default=640, help="in the set")
-parser.add_argument("--width", type=at_least(1), default=32, help="channels")
-parser.add_argument("--lr", type=at_least(0.0), default=0.001, help="learning rate")
-parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
+add = parser.add_argument
+add("--epochs", type=at_least(1), default=15, help="epochs")
+add("--batch-size", type=at_least(1), default=16, help="images per GPU")
+add("--images", type=at_least(8), default=640, help="images in the data set")
+add("--width", type=at_least(1), default=32, help="channels of the first layer")
+add("--lr", type=at_least(0.0), default=0.001, help="learning rate")
+add("--seed", type=int, default=0, help="random seed")
 
 
 def main():
@@ -51,31 +52,31 @@ def main():
     rank, local_rank, world_size = get_ranks()
     device = get_device(local_rank)
     dist.init_process_group()
-    torch.manual_seed(args.seed + rank)  # each process drops other activations
+    torch.manual_seed(args.seed + rank)  # dropout differs between ranks
 
-    # Data: three quarters to train on, and a quarter to validate.
-    whole = shapes(args.images)
-    train_set, val_set = random_split(whole, [0.75, 0.25])
+    # Data: three quarters for training, one quarter for validation
+    full_set = shapes(args.images)
+    train_set, val_set = random_split(full_set, [0.75, 0.25])
     sampler = DistributedSampler(train_set, seed=args.seed)
     train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
-    share = range(rank, len(val_set), world_size)
-    val_loader = make_loader(Subset(val_set, share), args.batch_size, device)
+    val_shard = range(rank, len(val_set), world_size)
+    val_loader = make_loader(Subset(val_set, val_shard), args.batch_size, device)
 
     # Model
-    net = Net(args.width).to(device)
-    model = DDP(net)
-    optimizer = torch.optim.AdamW(net.parameters(), args.lr, weight_decay=0.01)
+    model = Net(args.width).to(device)
+    ddp_model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), args.lr, weight_decay=0.01)
 
     log = RunLog(args, device)
-    log.print(f"{len(train_set)} images to train on, {len(val_set)} to validate")
+    log.print(f"{len(train_set)} training images, {len(val_set)} validation images")
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
         sampler.set_epoch(epoch)
-        model.train()
+        ddp_model.train()
         train_sums = torch.zeros(3, device=device)
         for images, labels in log.progress(train_loader):
             images, labels = images.to(device), labels.to(device)
-            output = model(images)
+            output = ddp_model(images)
             loss = cross_entropy(output, labels)
             optimizer.zero_grad()
             loss.backward()
@@ -85,12 +86,12 @@ def main():
         trained = to_metrics(train_sums)
         seconds = time.perf_counter() - start
 
-        net.eval()
+        model.eval()
         val_sums = torch.zeros(3, device=device)
         with torch.no_grad():
             for images, labels in val_loader:
                 images, labels = images.to(device), labels.to(device)
-                output = net(images)
+                output = model(images)
                 loss = cross_entropy(output, labels)
                 val_sums += batch_sums(loss, output.argmax(dim=1) == labels)
         dist.all_reduce(val_sums)

@@ -1,8 +1,8 @@
-"""A CNN with batch normalisation learns four shapes; rank 0 validates it.
+"""Train a CNN with BatchNorm and DDP; validate on rank 0.
 
     sbatch run-2gpus.sh patient7.py
 
-It needs no GPU.
+It runs without a GPU.
 """
 
 import time
@@ -24,11 +24,11 @@ criterion = nn.CrossEntropyLoss()
 
 
 class Block(nn.Sequential):
-    """Half as wide and high, with other channels, normalised."""
+    """A convolution that halves height and width, BatchNorm and ReLU."""
 
-    def __init__(self, channels, more):
-        conv = nn.Conv2d(channels, more, 3, stride=2, padding=1, bias=False)
-        super().__init__(conv, nn.BatchNorm2d(more), nn.ReLU())
+    def __init__(self, channels, out_channels):
+        conv = nn.Conv2d(channels, out_channels, 3, stride=2, padding=1, bias=False)
+        super().__init__(conv, nn.BatchNorm2d(out_channels), nn.ReLU())
 
 
 class Net(nn.Module):
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 def train(model, batches, optimizer, device):
-    """Train for an epoch; return [loss_sum, correct, count] of this process."""
+    """Train for an epoch; return this rank's [loss_sum, correct, count]."""
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
@@ -59,7 +59,7 @@ def train(model, batches, optimizer, device):
 
 @torch.no_grad()
 def evaluate(model, batches, device):
-    """Return the mean loss and the accuracy in %, of all these batches."""
+    """Return the mean loss and the accuracy in %."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
@@ -74,10 +74,10 @@ def evaluate(model, batches, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="passes over the data")
+    add("--epochs", type=at_least(1), default=4, help="epochs")
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
     add("--lr", type=at_least(0.0), default=0.05, help="learning rate")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
@@ -89,23 +89,23 @@ def main():
     train_set, val_set = shapes(2048, seed=1), shapes(500, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
     loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
-    val_loader = make_loader(val_set, args.batch_size, device)  # small: for rank 0
+    val_loader = make_loader(val_set, args.batch_size, device)  # only for rank 0
 
     model = Net().to(device)
     ddp_model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp_model.parameters(), args.lr, momentum=0.9)
-    images, tested = len(train_set), {"accuracy": 0}
+    images, validated = len(train_set), {"accuracy": 0}
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         start = time.perf_counter()
         sums = train(ddp_model, log.progress(loader), optimizer, device)
         seconds = time.perf_counter() - start
         if rank == 0:
-            tested = evaluate(ddp_model, val_loader, device)
+            validated = evaluate(ddp_model, val_loader, device)
         dist.all_reduce(sums)
         trained = to_metrics(sums)
-        log.epoch(epoch, images, seconds, train=trained, validation=tested)
-    log.write_result(accuracy=tested["accuracy"])
+        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+    log.write_result(accuracy=validated["accuracy"])
     dist.destroy_process_group()
 
 

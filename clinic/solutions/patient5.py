@@ -1,9 +1,9 @@
-"""A perceptron of three layers learns which arm of a spiral a point lies on.
+"""Train a three-layer perceptron with DDP to tell the arms of a spiral apart.
 
     sbatch run-2nodes.sh patient5.py
 
-PyTorch alone: it takes nothing from the folder common.
-It needs no GPU.
+It needs only PyTorch, and nothing from common/.
+It runs without a GPU.
 """
 
 import argparse
@@ -44,14 +44,14 @@ def train_one_epoch(model, loader, loss_fn, optimizer, device):
 
 
 def validate(model, loader, device):
-    right_and_all = torch.zeros(2, device=device)
+    correct_and_count = torch.zeros(2, device=device)
     with torch.no_grad():
         for x, y in loader:
             x, y = x.to(device), y.to(device)
-            right_and_all[0] += (model(x).argmax(1) == y).sum()
-            right_and_all[1] += len(y)
-    dist.all_reduce(right_and_all)
-    return right_and_all[0] / right_and_all[1]
+            correct_and_count[0] += (model(x).argmax(1) == y).sum()
+            correct_and_count[1] += len(y)
+    dist.all_reduce(correct_and_count)
+    return correct_and_count[0] / correct_and_count[1]
 
 
 def main(args):
@@ -70,28 +70,28 @@ def main(args):
     train_sampler = DistributedSampler(
         train_set,
         num_replicas=world_size,
-        rank=rank,  # FIX: local_rank begins anew on each node
+        rank=rank,  # FIX: local_rank starts at 0 on each node
         shuffle=True,
         seed=args.seed,
     )
     train_loader = DataLoader(train_set, args.batch_size, sampler=train_sampler)
-    val_part = Subset(val_set, range(rank, len(val_set), world_size))
-    val_loader = DataLoader(val_part, args.batch_size)
+    val_shard = Subset(val_set, range(rank, len(val_set), world_size))
+    val_loader = DataLoader(val_shard, args.batch_size)
 
-    net = nn.Sequential(
+    model = nn.Sequential(
         nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
     ).to(device)
-    model = DDP(net, device_ids=[local_rank] if use_cuda else None)
+    ddp_model = DDP(model, device_ids=[local_rank] if use_cuda else None)
     loss_fn = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
     for epoch in range(args.epochs):
         train_sampler.set_epoch(epoch)
-        loss = train_one_epoch(model, train_loader, loss_fn, optimizer, device)
-        accuracy = validate(net, val_loader, device)
+        loss = train_one_epoch(ddp_model, train_loader, loss_fn, optimizer, device)
+        accuracy = validate(model, val_loader, device)
         if rank == 0:
             print(f"epoch {epoch + 1:2d}  loss {loss:.4f}  accuracy {accuracy:.2%}")
-    time.sleep(0.1)  # Gloo's threads end first: else they may abort Python
+    time.sleep(0.1)  # let Gloo's threads end first: they may abort Python
     dist.destroy_process_group()
 
 

@@ -1,10 +1,10 @@
-"""A CNN learns four shapes; a run that was stopped goes on where it was.
+"""Train a CNN with DDP, save checkpoints, and resume from them.
 
     sbatch run-2gpus.sh patient6.py --epochs 4
     sbatch run-2gpus.sh patient6.py --epochs 8 --resume
 
-The checkpoint is logs/patient6.pt, saved after each epoch.
-It needs no GPU.
+Each epoch ends with a checkpoint in logs/patient6.pt.
+It runs without a GPU.
 """
 
 import os
@@ -25,22 +25,22 @@ from dataset import MEAN, STD, shapes
 
 
 class Checkpoint:
-    """A file that holds how many epochs are done, and the state of these parts."""
+    """A file with the number of finished epochs and the state of each part."""
 
-    def __init__(self, file, writes=True, **parts):
-        self.file, self.writes, self.parts = file, writes, parts
+    def __init__(self, file, enabled=True, **parts):
+        self.file, self.enabled, self.parts = file, enabled, parts
 
     def save(self, epoch):
-        if not self.writes:
+        if not self.enabled:
             return
         state = {name: part.state_dict() for name, part in self.parts.items()}
         os.makedirs(os.path.dirname(self.file), exist_ok=True)
         torch.save(state | {"epoch": epoch}, self.file)
 
     def load(self):
-        """Return how many epochs are done."""
+        """Load the parts; return the number of finished epochs."""
         if not os.path.isfile(self.file):
-            raise UserError(f"no {self.file}: leave out --resume to start anew")
+            raise UserError(f"no {self.file}; start again without --resume")
         state = torch.load(self.file, map_location="cpu", weights_only=True)
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 def batch_loss(model, images, labels, device):
-    """Return the loss of a batch, and which of its images were recognised."""
+    """Return the loss of a batch, and which images were classified correctly."""
     labels = labels.to(device, non_blocking=True)
     images = normalise(images.to(device, non_blocking=True), MEAN, STD)
     output = model(images)
@@ -58,11 +58,11 @@ def batch_loss(model, images, labels, device):
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=8, help="passes over the data")
+    add("--epochs", type=at_least(1), default=8, help="epochs")
     add("--batch-size", type=at_least(1), default=16, help="images per GPU")
     add("--lr", type=at_least(0.0), default=0.003, help="learning rate")
-    add("--resume", action="store_true", help="go on from the checkpoint")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--resume", action="store_true", help="resume from the checkpoint")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
@@ -82,15 +82,15 @@ def main():
         *(nn.Flatten(), nn.Linear(64 * 4 * 4, 4)),
     ).to(device)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
-    parts = {"model": model, "optimizer": optimizer}  # FIX: its momentum, too
+    parts = {"model": model, "optimizer": optimizer}  # FIX: saves Adam's moments
     file = "logs/patient6.pt"
-    checkpoint = Checkpoint(file, rank == 0, **parts)  # FIX: one process writes it
-    done = checkpoint.load() if args.resume else 0
+    checkpoint = Checkpoint(file, rank == 0, **parts)  # FIX: only rank 0 writes
+    epochs_done = checkpoint.load() if args.resume else 0
     ddp_model = DistributedDataParallel(model)
 
-    for epoch in range(done + 1, args.epochs + 1):
+    for epoch in range(epochs_done + 1, args.epochs + 1):
         sampler.set_epoch(epoch)
-        sums = torch.zeros(2, 3, device=device)  # of training, and of validation
+        sums = torch.zeros(2, 3, device=device)  # for training and validation
         for images, labels in train_loader:
             loss, correct = batch_loss(ddp_model, images, labels, device)
             optimizer.zero_grad()

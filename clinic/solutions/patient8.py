@@ -1,8 +1,8 @@
-"""A CNN learns four shapes, and is validated after every second epoch.
+"""Train a CNN with DDP; validate after every second epoch.
 
     sbatch run-2gpus.sh patient8.py
 
-It needs no GPU.
+It runs without a GPU.
 """
 
 import time
@@ -23,7 +23,7 @@ from dataset import MEAN, STD, shapes
 
 
 class Trainer:
-    """A model, what trains it, and the images of this process."""
+    """The model, its optimizer, and the data of this rank."""
 
     def __init__(self, args, device, rank, world_size):
         self.device, self.rank = device, rank
@@ -32,9 +32,9 @@ class Trainer:
         loader = make_loader(
             self.train_set, args.batch_size, device, sampler=self.sampler
         )
-        share = Subset(val_set, range(rank, len(val_set), world_size))
+        val_shard = Subset(val_set, range(rank, len(val_set), world_size))
         self.train_loader = loader
-        self.val_loader = make_loader(share, args.batch_size, device)
+        self.val_loader = make_loader(val_shard, args.batch_size, device)
         self.model = nn.Sequential(
             *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16)),
             *(nn.ReLU(), nn.Conv2d(16, 48, 3, stride=2, padding=1), nn.ReLU()),
@@ -44,7 +44,7 @@ class Trainer:
         self.ddp_model = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), args.lr)
 
-    def sums(self, model, images, labels):
+    def forward(self, model, images, labels):
         """Return the loss of a batch, and [loss_sum, correct, count]."""
         labels = labels.to(self.device, non_blocking=True)
         images = images.to(self.device, non_blocking=True)
@@ -56,7 +56,7 @@ class Trainer:
         self.sampler.set_epoch(epoch)
         total = torch.zeros(3, device=self.device)
         for images, labels in log.progress(self.train_loader):
-            loss, sums = self.sums(self.ddp_model, images, labels)
+            loss, sums = self.forward(self.ddp_model, images, labels)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -67,7 +67,7 @@ class Trainer:
     def evaluate(self):
         total = torch.zeros(3, device=self.device)
         for images, labels in self.val_loader:
-            total += self.sums(self.model, images, labels)[1]
+            total += self.forward(self.model, images, labels)[1]
         return self.to_metrics(total)
 
     def to_metrics(self, sums):
@@ -75,14 +75,14 @@ class Trainer:
         return to_metrics(sums)
 
     def fit(self, epochs, every, log):
-        """Train for these epochs, and return the last validation's accuracy in %."""
+        """Train for `epochs` epochs; return the last validation accuracy in %."""
         accuracy = None
         for epoch in range(1, epochs + 1):
             start = time.perf_counter()
             trained = self.train(epoch, log)
             seconds = time.perf_counter() - start
             log.epoch(epoch, len(self.train_set), seconds, train=trained)
-            if epoch % every == 0:  # FIX: all ranks, for the all_reduce
+            if epoch % every == 0:  # FIX: all ranks call all_reduce
                 accuracy = self.evaluate()["accuracy"]
                 log.print(f"Validation: accuracy {accuracy:.2f} %")
         return accuracy
@@ -91,11 +91,13 @@ class Trainer:
 def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), default=6, help="passes over the data")
-    add("--validate-every", type=at_least(1), default=2, help="so many epochs")
+    add("--epochs", type=at_least(1), default=6, help="epochs")
+    add(
+        "--validate-every", type=at_least(1), default=2, help="epochs per validation"
+    )
     add("--batch-size", type=at_least(1), default=32, help="images per GPU")
     add("--lr", type=at_least(0.0), default=0.002, help="learning rate")
-    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
