@@ -52,7 +52,11 @@ def parse_options():
         default=0,
         help="optimizer steps to stop after (default: all)",
     )
-    add("--strict", action="store_true", help="exit with status 1 for warnings, too")
+    add(
+        "--strict",
+        action="store_true",
+        help="exit with status 1 for warnings as well",
+    )
     add(
         "--ignore",
         action="append",

@@ -138,7 +138,7 @@ def finish(options):
     state.status = int(store.get("status"))
     time.sleep(0.5 * (state.rank == 0))  # the store may be in this process
     if state.end == "killed":
-        os._exit(143)
+        os._exit(state.status or 143)
     if not state.end:  # it hangs
         kind, _ = json.loads(store.get("stop"))
         if kind == "failed":
