@@ -32,7 +32,7 @@ PAIRS = [
     (f"{INTRO}/single.py", f"{INTRO}/ddp.py", "DDP", 20),
     (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
     (f"{INTRO}/ddp_no_sampler.py", f"{INTRO}/ddp.py", "DDP", 6),
-    (f"{INTRO}/ddp.py", f"{BEYOND}/accumulate.py", "ACC", 16),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/accumulate.py", "ACC", 12),
     (f"{INTRO}/ddp.py", f"{BEYOND}/zero.py", "ZERO", 4),
     (f"{INTRO}/ddp.py", f"{BEYOND}/checkpointing.py", "AC", 6),
     (f"{INTRO}/ddp.py", f"{BEYOND}/compiled.py", "COMPILE", 4),

@@ -68,7 +68,7 @@ QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 
 WITH_DATA = ("exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab")
 EXERCISES = (*WITH_DATA, "dp_ddp_intro", "clinic")
-loaded = {room: {} for room in (*EXERCISES, "dp_ddp_intro/beyond_ddp")}
+loaded = {exercise: {} for exercise in (*EXERCISES, "dp_ddp_intro/beyond_ddp")}
 
 
 def pytest_collection_modifyitems(items):
@@ -210,7 +210,7 @@ def copy_checkout(target):
 
 
 @pytest.fixture
-def room(tmp_path):
+def exercise(tmp_path):
     return copy_exercise("exercise8", tmp_path)
 
 

@@ -18,13 +18,13 @@ from results import find_files, name_owner, parse_run, read_runs
 @pytest.mark.timeout(900)
 def test_all_exercises_are_measured(tmp_path):
     data = make_data(tmp_path / "data", 1)
-    room = copy_exercise("bench", tmp_path)
-    for file in (room / "results").iterdir():
+    exercise = copy_exercise("bench", tmp_path)
+    for file in (exercise / "results").iterdir():
         file.unlink()
     command = [sys.executable, "bench.py", "--repeats", "1", "--seconds", "0.1"]
-    done = run(command, room, data, timeout=800)
+    done = run(command, exercise, data, timeout=800)
     assert done.returncode == 0, done.stderr
-    (file,) = (room / "results").iterdir()
+    (file,) = (exercise / "results").iterdir()
     assert done.stdout.splitlines()[-1] == f"Saved {file}"
     exercises = json.loads(file.read_text())["exercises"]
     assert list(exercises) == list(REQUIRED_FILES)
@@ -46,26 +46,26 @@ with timing.start_naive("wait.py") as case:
 
 @pytest.mark.slow
 def test_a_hanging_naive_version_is_killed(tmp_path):
-    room = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "-c", NEVER_ENDS], room, timeout=60)
+    exercise = copy_exercise("bench", tmp_path)
+    done = run([sys.executable, "-c", NEVER_ENDS], exercise, timeout=60)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gpu_tests_pass_on_cpu_cores(tmp_path):
-    room = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "test_gpu.py", "--cpu"], room, timeout=800)
+    exercise = copy_exercise("bench", tmp_path)
+    done = run([sys.executable, "test_gpu.py", "--cpu"], exercise, timeout=800)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "0 of 10 failed. Please send " in done.stdout.splitlines()[-1]
-    found = json.loads((room / "logs/test_gpu.json").read_text())["test_gpu"]
+    found = json.loads((exercise / "logs/test_gpu.json").read_text())["test_gpu"]
     assert len(found["rows"]) == 10
     assert {row["result"] for row in found["rows"]} == {"ok"}
 
 
 def test_no_gpu_is_an_error(tmp_path):
-    room = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "test_gpu.py"], room)
+    exercise = copy_exercise("bench", tmp_path)
+    done = run([sys.executable, "test_gpu.py"], exercise)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("Error: PyTorch finds no GPU; ")
 
@@ -92,10 +92,10 @@ print(table.print())
 
 
 def test_a_failure_is_in_the_table_and_the_rest_continues(tmp_path):
-    room = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "-c", FAILS], room)
+    exercise = copy_exercise("bench", tmp_path)
+    done = run([sys.executable, "-c", FAILS], exercise)
     assert done.stdout.splitlines()[-1] == "2", done.stderr
-    rows = json.loads((room / "table.json").read_text())["test_gpu"]["rows"]
+    rows = json.loads((exercise / "table.json").read_text())["test_gpu"]["rows"]
     assert [row["what"] for row in rows] == ["it hangs", "it fails", "it works"]
     assert rows[0]["result"].startswith("timed out after 1 s")
     assert rows[1]["result"] == "status 1: ValueError: this is it"
@@ -112,18 +112,18 @@ def test_the_first_turn_does_not_count():
 
 @pytest.mark.slow
 def test_a_failure_keeps_the_other_results(tmp_path):
-    room = copy_exercise("bench", tmp_path)
-    for file in (room / "results").iterdir():
+    exercise = copy_exercise("bench", tmp_path)
+    for file in (exercise / "results").iterdir():
         file.unlink()
     (tmp_path / "data/MNIST/raw").mkdir(parents=True)  # and nothing in it
     command = [sys.executable, "bench.py", "--repeats", "1"]
     for name in ("dp_ddp_intro", "mnist_multigpu"):
         command += ["--only", name]
-    done = run(command, room, tmp_path / "data")
+    done = run(command, exercise, tmp_path / "data")
     assert done.returncode == 1, done.stderr
     assert "Error: mnist_multigpu failed" in done.stderr
     assert "damaged" in done.stderr  # the reason
-    (file,) = (room / "results").iterdir()
+    (file,) = (exercise / "results").iterdir()
     results = json.loads(file.read_text())
     assert len(results["check"]["processes"]) == 2
     assert str(tmp_path) not in json.dumps(results["check"])

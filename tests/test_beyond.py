@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 
 import conftest
@@ -302,18 +302,13 @@ def test_the_last_micro_batch_of_a_step_synchronises(monkeypatch):
     module, sent, steps = load("accumulate"), [], []
     monkeypatch.setattr(module.dist, "all_reduce", lambda sums: None)
     model = load("model").Transformer(1, 16, 2, 8)
-    model.sync = True
-
-    @contextmanager
-    def no_sync():
-        model.sync = False
-        yield
-        model.sync = True
-
-    model.no_sync = no_sync
-    model.register_forward_pre_hook(lambda *_: sent.append(model.sync))
+    model.register_forward_pre_hook(
+        lambda *_: sent.append(model.require_backward_grad_sync)
+    )
     weight = model.layers[0].token.weight
-    weight.register_hook(lambda _: sent.append(model.sync))  # in the backward pass
+    weight.register_hook(
+        lambda _: sent.append(model.require_backward_grad_sync)
+    )  # in the backward pass
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.register_step_post_hook(lambda *_: steps.append(len(sent) // 2))
     data = load("dataset").random_sequences(4, 8)

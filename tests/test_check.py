@@ -52,19 +52,19 @@ check.dist.all_reduce, check.dist.broadcast = all_reduce, broadcast
 
 
 @pytest.fixture
-def room(tmp_path):
+def exercise(tmp_path):
     return copy_exercise("exercise8", tmp_path)
 
 
 @pytest.fixture
-def start(room, sample):
+def start(exercise, sample):
     """Return a function that runs check.py with a fault, and returns its results."""
 
     def start(fault, *options, before=(), **env):
-        (room / "faulty.py").write_text(FAULTY.format(fault))
+        (exercise / "faulty.py").write_text(FAULTY.format(fault))
         command = [*before, "bash", "run-2gpus.sh", "faulty.py", *options]
-        done = run(command, room, sample, timeout=100, **env)
-        (file,) = (room / "logs").iterdir()
+        done = run(command, exercise, sample, timeout=100, **env)
+        (file,) = (exercise / "logs").iterdir()
         return done, json.loads(file.read_text())
 
     return start
@@ -74,11 +74,11 @@ def last_line(done):
     return done.stdout.splitlines()[-1]
 
 
-def test_two_processes_are_checked(room, sample):
-    done = run(["bash", "run-2gpus.sh", "../bench/check.py"], room, sample)
+def test_two_processes_are_checked(exercise, sample):
+    done = run(["bash", "run-2gpus.sh", "../bench/check.py"], exercise, sample)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert last_line(done) == "All is well." and done.stdout.count("All is") == 1
-    (file,) = (room / "logs").iterdir()
+    (file,) = (exercise / "logs").iterdir()
     assert file.match("check-*.json") and file.name in done.stdout
     found = json.loads(file.read_text())
     assert found["nodes"] == [NODE] and found["backend"] == "gloo"
@@ -107,9 +107,9 @@ def test_two_processes_are_checked(room, sample):
     assert data["bytes_read"] == os.path.getsize(data["file"])
 
 
-def test_missing_data_is_reported(room, tmp_path):
+def test_missing_data_is_reported(exercise, tmp_path):
     file, none = tmp_path / "here.json", tmp_path / "none"
-    done = run(["bash", "run.sh", "../bench/check.py", "--to", file], room, none)
+    done = run(["bash", "run.sh", "../bench/check.py", "--to", file], exercise, none)
     assert done.returncode == 1 and done.stderr == ""
     assert "No communication with one process" in done.stdout
     line = (
@@ -119,7 +119,7 @@ def test_missing_data_is_reported(room, tmp_path):
     found = json.loads(file.read_text())
     assert [f"Problem: {text}" for text in found["problems"]] == [last_line(done)]
     assert found["all_reduce"] == found["broadcast"] == [] and not found["backend"]
-    assert not (room / "logs").exists()
+    assert not (exercise / "logs").exists()
 
 
 def test_wrong_numbers_and_too_few_cpus_are_reported(start):
@@ -157,12 +157,12 @@ os.environ["SLURMD_NODENAME"] = "n1" if int(os.environ["RANK"]) < 2 else "n2"
 
 
 @pytest.mark.slow
-def test_slow_nodes_and_wrong_numbers_of_one_are_reported(room, sample):
+def test_slow_nodes_and_wrong_numbers_of_one_are_reported(exercise, sample):
     """Four processes here stand in for two nodes; the second gives wrong numbers."""
-    (room / "faulty.py").write_text(FAULTY.format(WRONG + SLOW))
-    done = torchrun(4, ["faulty.py", "--to", "out.json"], room, sample)
+    (exercise / "faulty.py").write_text(FAULTY.format(WRONG + SLOW))
+    done = torchrun(4, ["faulty.py", "--to", "out.json"], exercise, sample)
     assert done.returncode == 1, done.stderr
-    found = json.loads((room / "out.json").read_text())
+    found = json.loads((exercise / "out.json").read_text())
     assert found["nodes"] == [row["node"] for row in found["data"]] == ["n1", "n2"]
     groups = [("all", 2, 4), ("n1", 1, 2), ("n2", 1, 2)]
     for what in ("all_reduce", "broadcast"):
@@ -228,9 +228,9 @@ def test_a_rank_that_hangs_later_is_named(start):
     assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 
-def test_an_unwritable_folder_is_an_error(room, sample):
-    (room / "logs").write_text("")
-    done = run(["bash", "run.sh", "../bench/check.py"], room, sample)
+def test_an_unwritable_folder_is_an_error(exercise, sample):
+    (exercise / "logs").write_text("")
+    done = run(["bash", "run.sh", "../bench/check.py"], exercise, sample)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("Error: cannot write logs/check-")
     assert "--to FILE" in done.stderr and done.stderr.count("\n") == 1

@@ -21,8 +21,8 @@ FILE = "checkpoint.pth.tar"
 OPTIONS = "--epochs", 3, "--lr", 0.01, "--log-interval", 1, "--batch-size", 24
 
 
-def load(room, file=FILE):
-    return torch.load(room / file, weights_only=True)
+def load(exercise, file=FILE):
+    return torch.load(exercise / file, weights_only=True)
 
 
 def equal(a, b):
@@ -36,9 +36,9 @@ def equal(a, b):
     return a == b
 
 
-def same(room, whole):
+def same(exercise, whole):
     """Return whether the last checkpoint equals that of an uninterrupted run."""
-    return equal(load(room) | {"options": whole["options"]}, whole)
+    return equal(load(exercise) | {"options": whole["options"]}, whole)
 
 
 def kill_in(run, line):
@@ -52,32 +52,32 @@ def kill_in(run, line):
 def test_killed_and_resumed(sample, tmp_path):
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    room = copy_exercise("cinic_lab", tmp_path / "whole")
-    run = Run(room, sample, "cinic.py", *OPTIONS)
+    exercise = copy_exercise("cinic_lab", tmp_path / "whole")
+    run = Run(exercise, sample, "cinic.py", *OPTIONS)
     assert run.join() == [0], run.output()
-    whole = load(room)
+    whole = load(exercise)
     assert not any(key.startswith("module.") for key in whole["model"])
-    room = copy_exercise("cinic_lab", tmp_path / "killed")
-    kill_in(Run(room, sample, "cinic.py", *OPTIONS), "Epoch: [2][3/5]")
-    run = Run(room, sample, "cinic.py", *OPTIONS, "--resume", FILE)
+    exercise = copy_exercise("cinic_lab", tmp_path / "killed")
+    kill_in(Run(exercise, sample, "cinic.py", *OPTIONS), "Epoch: [2][3/5]")
+    run = Run(exercise, sample, "cinic.py", *OPTIONS, "--resume", FILE)
     assert run.join() == [0], run.output()
     assert "Epoch: [2][1/5]" in run.output() and "Epoch: [1]" not in run.output()
-    assert same(room, whole) and not list(room.glob("*.part"))
+    assert same(exercise, whole) and not list(exercise.glob("*.part"))
 
 
 @pytest.mark.slow
 def test_another_number_of_ranks(sample, tmp_path):
     """From two to one, and back to two."""
-    room = copy_exercise("cinic_lab", tmp_path)
-    kill_in(Run(room, sample, "cinic_ddp.py", *OPTIONS, ranks=2), "Epoch: [2]")
-    states, resume = [load(room)["random"]], [*OPTIONS, "--resume", FILE]
-    kill_in(Run(room, sample, "cinic_tensorboard.py", *resume), "Epoch: [3]")
-    states.append(load(room)["random"])
-    run = Run(room, sample, "cinic_ddp.py", *resume, ranks=2)
+    exercise = copy_exercise("cinic_lab", tmp_path)
+    kill_in(Run(exercise, sample, "cinic_ddp.py", *OPTIONS, ranks=2), "Epoch: [2]")
+    states, resume = [load(exercise)["random"]], [*OPTIONS, "--resume", FILE]
+    kill_in(Run(exercise, sample, "cinic_tensorboard.py", *resume), "Epoch: [3]")
+    states.append(load(exercise)["random"])
+    run = Run(exercise, sample, "cinic_ddp.py", *resume, ranks=2)
     assert run.join() == [0, 0], run.output()
-    states.append(load(room)["random"])
+    states.append(load(exercise)["random"])
     assert [len(random) for random in states] == [2, 1, 2]
-    assert load(room)["epoch"] == 3 and not equal(*states[2])
+    assert load(exercise)["epoch"] == 3 and not equal(*states[2])
 
 
 class Made:

@@ -35,7 +35,7 @@ def new_rows(left, right):
 
 @each_pair
 def test_each_changed_row_is_explained(left, right):
-    why = build.explain(build.room_of(right))
+    why = build.explain(build.folder_of(right))
     for row in new_rows(left, right):
         words = re.sub("<.*?>", "", why(row)).split()
         assert 8 <= len(words) <= 100, f"{row}: {' '.join(words)}"
@@ -43,8 +43,8 @@ def test_each_changed_row_is_explained(left, right):
 
 @pytest.mark.parametrize("file", ROWS, ids=lambda file: file.parent.name)
 def test_each_explained_row_is_in_a_script(file):
-    room = file.parent.relative_to(REPOSITORY).as_posix()
-    pairs = [pair for pair in PAIRS if build.room_of(pair[1]) == room]
+    folder = file.parent.relative_to(REPOSITORY).as_posix()
+    pairs = [pair for pair in PAIRS if build.folder_of(pair[1]) == folder]
     known = {row.strip() for pair in pairs for row in new_rows(*pair[:2])}
     shown = re.findall(r"^ {4}(.+)$", file.read_text(), re.M)
     assert shown and {row.strip() for row in shown} <= known
@@ -101,12 +101,12 @@ def read_page(page):
     return "".join(unescape(re.sub("<.*?>", "", page.read_text())).split())
 
 
-@pytest.mark.parametrize("room", build.lessons())
-def test_answers_are_below_their_questions_and_not_on_the_sheet(room, pages):
-    found = build.numbered(build.parse(f"{room}/ANSWERS.md"))
+@pytest.mark.parametrize("folder", build.lessons())
+def test_answers_are_below_their_questions_and_not_on_the_sheet(folder, pages):
+    found = build.numbered(build.parse(f"{folder}/ANSWERS.md"))
     answers = {(heading, n): words(item) for heading, n, item in found}
-    sheet = read_page(pages / room / "questions.html")
-    for file in build.texts(room):
+    sheet = read_page(pages / folder / "questions.html")
+    for file in build.texts(folder):
         shown = read_page(pages / build.address(file))
         for heading, n, item in build.numbered(build.parse(file)):
             answer = answers.pop((heading, n))

@@ -397,8 +397,8 @@ def test_the_readme_has_the_figures_of_validate(capsys):
 
 
 def test_it_runs_as_a_command(tmp_path):
-    room = copy_exercise("exercise8", tmp_path)
+    exercise = copy_exercise("exercise8", tmp_path)
     command = [sys.executable, "../bench/predict/predict.py", "--site", "lumi"]
-    done = run([*command, "--model", "resnet18"], room)
+    done = run([*command, "--model", "resnet18"], exercise)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Worth it up to " in done.stdout

@@ -36,10 +36,10 @@ def on_slurm(test):
 @pytest.fixture(scope="module")
 def undisturbed(sample, tmp_path_factory):
     """Return the checkpoint and output of an uninterrupted run of cinic_ddp.py."""
-    room = copy_exercise("cinic_lab", tmp_path_factory.mktemp("whole"))
-    run = Run(room, sample, "cinic_ddp.py", *OPTIONS, ranks=2)
+    exercise = copy_exercise("cinic_lab", tmp_path_factory.mktemp("whole"))
+    run = Run(exercise, sample, "cinic_ddp.py", *OPTIONS, ranks=2)
     assert run.join() == [0, 0], run.output()
-    return read(room), run.output()
+    return read(exercise), run.output()
 
 
 def epoch_lines(text):
@@ -56,26 +56,28 @@ def request_stop(file, module, rank):
 
 def test_stopped_after_each_epoch(undisturbed, sample, tmp_path):
     """All ranks exit together if one sees the stop file, but not at the end."""
-    room, options, printed = copy_exercise("cinic_lab", tmp_path), OPTIONS, ""
+    exercise, options, printed = copy_exercise("cinic_lab", tmp_path), OPTIONS, ""
     patch = partial(request_stop, tmp_path / "stop")
     for status, stopped in ((85, 1), (85, 1), (85, 1), (0, 0)):
-        run = Run(room, sample, SCRIPT, *options, ranks=2, patch=patch)
+        run = Run(exercise, sample, SCRIPT, *options, ranks=2, patch=patch)
         assert run.join() == [status, status], run.output()
         assert run.output().count("Stopped after epoch") == stopped
         printed += run.output()
         options = RESUME
-    assert same(room, undisturbed[0]) and not list(room.glob("*.part"))
+    assert same(exercise, undisturbed[0]) and not list(exercise.glob("*.part"))
     assert epoch_lines(printed) == epoch_lines(undisturbed[1])
-    assert len((room / "logs/results.jsonl").read_text().splitlines()) == 1
+    assert len((exercise / "logs/results.jsonl").read_text().splitlines()) == 1
 
 
-def start(command, room, sample, **env):
+def start(command, exercise, sample, **env):
     """Start a command whose output goes to a file; return both."""
-    out = room / "out"
+    out = exercise / "out"
     env = {**os.environ, "DATADIR": str(sample), **env}
     with out.open("w") as file:
         to = {"stdout": file, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(list(map(str, command)), cwd=room, env=env, **to)
+        process = subprocess.Popen(
+            list(map(str, command)), cwd=exercise, env=env, **to
+        )
     return process, out
 
 
@@ -99,18 +101,18 @@ def ranks_in(folder):
 @pytest.mark.slow
 def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
     """The first time, GRACE_SECONDS is shorter than the epoch."""
-    room = copy_exercise("cinic_lab", tmp_path)
+    exercise = copy_exercise("cinic_lab", tmp_path)
     command = ["bash", "run-requeue.sh", SCRIPT]
-    process, out = start([*command, *OPTIONS], room, sample, GRACE_SECONDS="0.1")
+    process, out = start([*command, *OPTIONS], exercise, sample, GRACE_SECONDS="0.1")
     await_text(out, "Epoch: [2][1/5]")
     process.send_signal(signal.SIGUSR1)
     assert process.wait(60) == 85, out.read_text()
     deadline = time.monotonic() + 60
-    while ranks_in(room):
-        assert time.monotonic() < deadline, ranks_in(room)
+    while ranks_in(exercise):
+        assert time.monotonic() < deadline, ranks_in(exercise)
         time.sleep(0.1)
-    assert read(room)["epoch"] == 1
-    process, out = start([*command, *RESUME], room, sample)
+    assert read(exercise)["epoch"] == 1
+    process, out = start([*command, *RESUME], exercise, sample)
     await_text(out, "Epoch: [2][1/5]")
     for _ in range(3):
         process.send_signal(signal.SIGUSR1)
@@ -119,9 +121,9 @@ def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
     printed = out.read_text()
     assert "Stopped after epoch 2: use --resume checkpoint.pth.tar\n" in printed
     assert "[1][1/5]" not in printed and "Traceback" not in printed
-    process, out = start([*command, *RESUME], room, sample)
+    process, out = start([*command, *RESUME], exercise, sample)
     assert process.wait(120) == 0, out.read_text()
-    assert same(room, undisturbed[0])
+    assert same(exercise, undisturbed[0])
 
 
 def test_a_requeued_job_takes_its_own_checkpoint(tmp_path, monkeypatch):
@@ -173,9 +175,9 @@ def started_again(job, times):
 @on_slurm
 def test_a_job_is_stopped_in_two_ways(sbatch, undisturbed, tmp_path):  # noqa: F811
     """By a signal, and by scontrol requeue, as after a node failure."""
-    room = copy_exercise("cinic_lab", tmp_path)
-    job = sbatch(room, "run-requeue.sh", SCRIPT, *map(str, OPTIONS))
-    out = room / f"slurm-{job}.out"
+    exercise = copy_exercise("cinic_lab", tmp_path)
+    job = sbatch(exercise, "run-requeue.sh", SCRIPT, *map(str, OPTIONS))
+    out = exercise / f"slurm-{job}.out"
     await_text(out, "Epoch: [1][2/5]")
     run_command(["scancel", "--signal=USR1", "--batch", job], "/")
     await_text(out, "Stopped after epoch 1")
@@ -186,7 +188,7 @@ def test_a_job_is_stopped_in_two_ways(sbatch, undisturbed, tmp_path):  # noqa: F
     state, output = finish(job, 120)
     assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output
     assert [output.count(f"Epoch: [{n}][1/5]") for n in (1, 2, 3, 4)] == [1, 2, 1, 1]
-    assert "Traceback" not in output and same(room, undisturbed[0])
+    assert "Traceback" not in output and same(exercise, undisturbed[0])
 
 
 @on_slurm
@@ -195,19 +197,19 @@ def test_an_epoch_that_is_too_long_for_the_time_limit(sbatch, sample, tmp_path):
 
     The test sends one signal, and Slurm the other, up to a minute earlier.
     """
-    room = copy_exercise("cinic_lab", tmp_path)
+    exercise = copy_exercise("cinic_lab", tmp_path)
     row, sleep = "        data_time +=", "        time.sleep(99 * (epoch == 2))\n"
-    slow = (room / SCRIPT).read_text().replace(row, sleep + row)
+    slow = (exercise / SCRIPT).read_text().replace(row, sleep + row)
     assert slow.count(sleep) == 1
-    (room / SCRIPT).write_text(slow)
+    (exercise / SCRIPT).write_text(slow)
     ask = "--nodes=1", "--gpus-per-node=2", "--time=2", "--signal=B:USR1@60"
     env = {"GRACE_SECONDS": "5", "MAX_REQUEUES": "1"}
-    job = sbatch(room, *ask, "run-requeue.sh", SCRIPT, *map(str, OPTIONS), **env)
-    await_text(room / f"slurm-{job}.out", "Epoch 1: ")
+    job = sbatch(exercise, *ask, "run-requeue.sh", SCRIPT, *map(str, OPTIONS), **env)
+    await_text(exercise / f"slurm-{job}.out", "Epoch 1: ")
     run_command(["scancel", "--signal=USR1", "--batch", job], "/")
     started_again(job, 1)
     state, output = finish(job, 150)
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", "85:0"), output
     assert "TIME LIMIT" not in output and "Traceback" not in output, output
-    assert output.count("Epoch: [1][1/5]") == 1 and read(room)["epoch"] == 1
+    assert output.count("Epoch: [1][1/5]") == 1 and read(exercise)["epoch"] == 1
     assert output.count("cinic_requeue on 2 x CPU core") == 2

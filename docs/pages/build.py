@@ -42,7 +42,7 @@ FILES = subprocess.check_output(GIT, cwd=REPOSITORY, text=True).splitlines()
 LINKED = set()  # the files that any page links to
 
 
-def room_of(file):
+def folder_of(file):
     """Return the folder of a file's lesson, relative to the repository."""
     folder = Path(file).parent
     while not (REPOSITORY / folder / "README.md").exists():
@@ -50,9 +50,11 @@ def room_of(file):
     return folder.as_posix()
 
 
-def texts(room):
+def texts(folder):
     """Return a folder's texts: Markdown files, but neither ANSWERS nor ROWS."""
-    names = [f for f in FILES if f.endswith(".md") and Path(f).parent == Path(room)]
+    names = [
+        f for f in FILES if f.endswith(".md") and Path(f).parent == Path(folder)
+    ]
     names = [f for f in names if not f.endswith(("ANSWERS.md", "ROWS.md"))]
     return sorted(names, key=lambda f: ("README" not in f, f))
 
@@ -61,16 +63,18 @@ def texts(room):
 def lessons():
     """Return the lessons' folders, in the order of README.md's table."""
     text = (REPOSITORY / "README.md").read_text()
-    rooms = re.findall(r"^\|[^|]*\|[^|]*?\]\(([\w/]+)/README\.md\)", text, re.M)
-    left_out = {room_of(right) for _, right, *_ in PAIRS} - {*rooms}
+    lesson_folders = re.findall(
+        r"^\|[^|]*\|[^|]*?\]\(([\w/]+)/README\.md\)", text, re.M
+    )
+    left_out = {folder_of(right) for _, right, *_ in PAIRS} - {*lesson_folders}
     assert not left_out, f"README.md does not list {left_out}"
-    return [*dict.fromkeys(rooms)]
+    return [*dict.fromkeys(lesson_folders)]
 
 
 @cache
 def pairs():
     """Return {(left, right): its page} in the order of the lessons."""
-    order = sorted(PAIRS, key=lambda pair: lessons().index(room_of(pair[1])))
+    order = sorted(PAIRS, key=lambda pair: lessons().index(folder_of(pair[1])))
     return {
         (left, right): f"{Path(right).with_suffix('')}-after-{Path(left).stem}.html"
         for left, right, *_ in order
@@ -231,7 +235,7 @@ def questions(right, page):
         return {n for n in names if re.search(rf"(?<!\w){re.escape(n)}", text)}
 
     names, name = {Path(pair[1]).name for pair in PAIRS}, Path(right).name
-    for file in texts(room_of(right)):
+    for file in texts(folder_of(right)):
         sections = []
         for token in read(file, page):
             if token["type"] == "heading" and token["attrs"]["level"] < 3:
@@ -274,9 +278,9 @@ def explanations(*files):
     return found
 
 
-def explain(room, page=""):
+def explain(folder, page=""):
     """Return a function of a line: its explanation as HTML of this page, or ""."""
-    own = explanations(f"{room}/ROWS.md", f"{room}/README.md")
+    own = explanations(f"{folder}/ROWS.md", f"{folder}/README.md")
     general = explanations(f"{FIRST}/ROWS.md")
 
     def why(row):
@@ -329,7 +333,7 @@ def colours(file):
 
 def table(left, right, page=""):
     """Return the rows of a pair as HTML: <tbody>s, and how many are changed."""
-    html, used, why = [], set(), explain(room_of(right), page)
+    html, used, why = [], set(), explain(folder_of(right), page)
     # They are numbered from 1.
     lefts, rights = (["", *colours(file).splitlines()] for file in (left, right))
     rows = align(left, right)
@@ -371,30 +375,30 @@ def contents(page):
         link(address(file), title_of(file))
 
     link_text("README.md")
-    for room in lessons():
-        link_text(f"{room}/README.md")
-        if room_of(page) == room:
+    for folder in lessons():
+        link_text(f"{folder}/README.md")
+        if folder_of(page) == folder:
             html.append("<li><ul>")
-            for file in texts(room)[1:]:
+            for file in texts(folder)[1:]:
                 link_text(file)
-            link(f"{room}/ANSWERS.html", "Answers")
-            link(f"{room}/ROWS.html", "Changed lines")
-            link(f"{room}/questions.html", "Questions to print")
+            link(f"{folder}/ANSWERS.html", "Answers")
+            link(f"{folder}/ROWS.html", "Changed lines")
+            link(f"{folder}/questions.html", "Questions to print")
             for pair, where in pairs().items():
-                if room_of(pair[1]) == room:
+                if folder_of(pair[1]) == folder:
                     link(where, pair_name(*pair))
             html.append("</ul>")
     others = [f for f in FILES if f.endswith("/README.md")]
-    others = [f for f in others if room_of(f) not in lessons()]
+    others = [f for f in others if folder_of(f) not in lessons()]
     for file in (*others, *texts("docs"), "CONTRIBUTING.md"):
         link_text(file)
     return "<ul>" + "\n".join(html) + "</ul>"
 
 
-def sheet(room, page):
+def sheet(folder, page):
     """Return the questions of a lesson as HTML, without answers."""
-    html = f"<h1>{escape(title_of(f'{room}/README.md'))}</h1>\n"
-    for file in texts(room):
+    html = f"<h1>{escape(title_of(f'{folder}/README.md'))}</h1>\n"
+    for file in texts(folder):
         heading, renderer = [], Renderer(file, page)
         for token in parse(file):
             if token["type"] == "heading":
@@ -449,9 +453,9 @@ def build(out):
         shutil.copy(HERE / file, out)
 
     def write(page, title, html, kind="text", links=()):
-        to, room = Renderer("", page).to, room_of(page)
-        if room in lessons():
-            lesson = to(f"{room}/index.html"), title_of(f"{room}/README.md"), ""
+        to, folder = Renderer("", page).to, folder_of(page)
+        if folder in lessons():
+            lesson = to(f"{folder}/index.html"), title_of(f"{folder}/README.md"), ""
             links = [lesson, *links]
         text = fill(
             "page.html",
@@ -469,9 +473,9 @@ def build(out):
     for file in done:
         html = Renderer(file, address(file)).html(read(file, address(file)))
         write(address(file), title_of(file), html)
-    for room in lessons():
-        page = f"{room}/questions.html"
-        write(page, "Questions to print", sheet(room, page), "sheet")
+    for folder in lessons():
+        page = f"{folder}/questions.html"
+        write(page, "Questions to print", sheet(folder, page), "sheet")
     pages = [*pairs().values()]
     for n, (pair, page) in enumerate(pairs().items()):
         to = Renderer("", page).to

@@ -10,7 +10,6 @@ Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
 
 import time
-from contextlib import ExitStack, nullcontext  # ACC: for no_sync()
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
@@ -31,15 +30,13 @@ def train(model, batches, optimizer, device, m, n):  # ACC: m per step, n per ep
     sums = torch.zeros(3, device=device)
     for i, (tokens, targets) in enumerate(batches, 1):  # ACC: micro-batches
         last = i % m == 0 or i == n  # ACC: of a step, or of the epoch
-        sync = ExitStack()  # ACC: `with model.no_sync():`, but nothing is indented
-        sync.enter_context(nullcontext() if last else model.no_sync())
+        model.require_backward_grad_sync = last  # ACC: as with model.no_sync()
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
         logits = model(tokens).flatten(0, 1)
         loss = cross_entropy(logits, targets)
         sums += batch_sums(loss, logits.argmax(dim=1) == targets)
         loss.div(m).backward()  # ACC: the gradients add up to those of the mean loss
-        sync.close()  # ACC: leaves no_sync()
         if not last:
             continue
         optimizer.step()
@@ -52,12 +49,7 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=4, help="epochs")
-    add(
-        "--sequences",
-        type=at_least(1),
-        default=1024,
-        help="sequences in the data set",
-    )
+    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     # ACC: --batch-size is the size of a micro-batch

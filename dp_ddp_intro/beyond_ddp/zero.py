@@ -46,12 +46,7 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=4, help="epochs")
-    add(
-        "--sequences",
-        type=at_least(1),
-        default=1024,
-        help="sequences in the data set",
-    )
+    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="transformer layers")

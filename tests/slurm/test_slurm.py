@@ -128,17 +128,17 @@ def test_each_run_script_starts_the_right_processes(sbatch, tmp_path):
             assert "--nnodes=2" in launches[0] and launches[0] == launches[1]
 
 
-def test_a_script_trains_on_two_nodes(sbatch, room):
+def test_a_script_trains_on_two_nodes(sbatch, exercise):
     command = ["run-2nodes.sh", f"{NAME}_multigpu.py", *QUICK]
-    output = ends_as(sbatch(room, *command), "COMPLETED", 0)
+    output = ends_as(sbatch(exercise, *command), "COMPLETED", 0)
     assert "rror" not in output and "Warning" not in output, output
-    (result,) = map(json.loads, (room / "logs/results.jsonl").open())
+    (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert (result["gpus"], result["nodes"]) == (4, 2)
 
 
-def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
+def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, exercise):
     """Also with another number of nodes, and with typed GPUs."""
-    (room / "who.py").write_text(WHO)
+    (exercise / "who.py").write_text(WHO)
     jobs = []
     for nodes, *command in (
         (2, "run-2nodes.sh"),
@@ -147,7 +147,7 @@ def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
         (1, "--nodelist=n1", "--gpus-per-node=mi250:2", "run-2gpus.sh"),
         (1, "--nodelist=n1", "run-2gpus.sh"),
     ):
-        jobs.append((nodes, sbatch(room, *command, "who.py")))
+        jobs.append((nodes, sbatch(exercise, *command, "who.py")))
     for nodes, job in jobs:
         lines = ends_as(job, "COMPLETED", 0).splitlines()
         assert sorted(lines) == [
@@ -156,13 +156,13 @@ def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, room):
         ]
 
 
-def test_a_run_script_works_within_a_step(slurm, room, monkeypatch):
+def test_a_run_script_works_within_a_step(slurm, exercise, monkeypatch):
     """As in `srun --pty bash`: the inner step shares the outer one's resources."""
     monkeypatch.setenv("SLURM_CONF", str(slurm))
-    (room / "who.py").write_text(WHO)
+    (exercise / "who.py").write_text(WHO)
     options = "--quiet --nodes=1 --ntasks=1 --gpus-per-node=2 --cpus-per-task=2"
     command = ["bash", "run-2nodes.sh", "who.py"]
-    done = run(["srun", *options.split(), *command], room, timeout=60)
+    done = run(["srun", *options.split(), *command], exercise, timeout=60)
     _, *lines = done.stdout.splitlines()
     assert sorted(lines) == ["n1 0 0 2", "n1 1 1 2"], done.stderr
 
@@ -176,39 +176,39 @@ def test_a_run_script_works_in_an_interactive_job(slurm, tmp_path, monkeypatch):
     assert json.loads(done.stdout)[0] == ["x.py"], done.stderr
 
 
-def test_a_missing_node_is_named(sbatch, room, tmp_path):
+def test_a_missing_node_is_named(sbatch, exercise, tmp_path):
     (tmp_path / "common").unlink()
     common = shutil.copytree(REPOSITORY / "common", tmp_path / "common")
     late = f'[[ $SLURM_PROCID == 0 ]] || sleep 99\nexec {sys.executable} "$@"\n'
     (tmp_path / "late.sh").write_text(late)
     (common / "sites/late.sh").write_text(f"PYTHON=(bash {tmp_path}/late.sh)")
-    (room / "who.py").write_text(WHO)
+    (exercise / "who.py").write_text(WHO)
     env = {"SITE": "late", "DDP_TIMEOUT": "10"}
-    state, output = finish(sbatch(room, "run-2nodes.sh", "who.py", **env))
+    state, output = finish(sbatch(exercise, "run-2nodes.sh", "who.py", **env))
     assert state["JobState"] == "FAILED", output
     assert re.search(r"^Nodes: n\[1-2\], which meet at n1:\d+$", output, re.M)
     assert "Error: not all nodes have joined" in output
 
 
-def test_an_error_of_one_rank_is_shown_once(sbatch, room):
-    (room / "fails.py").write_text(FAILS)
-    output = ends_as(sbatch(room, "run-2nodes.sh", "fails.py"), "FAILED", 1)
+def test_an_error_of_one_rank_is_shown_once(sbatch, exercise):
+    (exercise / "fails.py").write_text(FAILS)
+    output = ends_as(sbatch(exercise, "run-2nodes.sh", "fails.py"), "FAILED", 1)
     assert output.count("Traceback") == 1
     assert output.count("ValueError: this is it") == 1
     assert "peer" not in output and "torch/distributed" not in output
 
 
-def test_a_user_error_prints_one_line(sbatch, room):
-    (room / "mistake.py").write_text(MISTAKE)
+def test_a_user_error_prints_one_line(sbatch, exercise):
+    (exercise / "mistake.py").write_text(MISTAKE)
     for run_script in ("run.sh", "run-2nodes.sh"):
-        output = ends_as(sbatch(room, run_script, "mistake.py"), "FAILED", 2)
+        output = ends_as(sbatch(exercise, run_script, "mistake.py"), "FAILED", 2)
         assert output == "Error: a mistake: type this\n"
 
 
-def test_scancel_ends_all_processes(sbatch, room):
+def test_scancel_ends_all_processes(sbatch, exercise):
     options = [*QUICK, "--epochs", "9999"]
-    job = sbatch(room, "run-2nodes.sh", f"{NAME}_multigpu.py", *options)
-    output, deadline = room / f"slurm-{job}.out", time.monotonic() + 120
+    job = sbatch(exercise, "run-2nodes.sh", f"{NAME}_multigpu.py", *options)
+    output, deadline = exercise / f"slurm-{job}.out", time.monotonic() + 120
     while not (output.exists() and "Epoch 2" in output.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -219,7 +219,7 @@ def test_scancel_ends_all_processes(sbatch, room):
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
     assert finish(job)[0]["JobState"] == "CANCELLED"
-    assert not (room / "logs/results.jsonl").exists()
+    assert not (exercise / "logs/results.jsonl").exists()
 
 
 def node_names(slurm):
@@ -328,31 +328,33 @@ sbatch run.sh mistake.py  # 10 s, status 2
 
 
 @pytest.fixture
-def rehearsal(sbatch, room, sample, monkeypatch):
+def rehearsal(sbatch, exercise, sample, monkeypatch):
     """Return the command that rehearses an exercise with the README above."""
-    (room / "shows.py").write_text("import sys; print(sys.argv[1:])")
-    (room / "mistake.py").write_text(MISTAKE)
-    (room / "README.md").write_text(REHEARSAL)
+    (exercise / "shows.py").write_text("import sys; print(sys.argv[1:])")
+    (exercise / "mistake.py").write_text(MISTAKE)
+    (exercise / "README.md").write_text(REHEARSAL)
     monkeypatch.setenv("DATADIR", str(sample))
-    return [sys.executable, room.parent / "bench/rehearse.py", room.name]
+    return [sys.executable, exercise.parent / "bench/rehearse.py", exercise.name]
 
 
-def test_a_rehearsal_runs_all_jobs(rehearsal, room):
-    done = run([*rehearsal, "--students", "20"], room)
+def test_a_rehearsal_runs_all_jobs(rehearsal, exercise):
+    done = run([*rehearsal, "--students", "20"], exercise)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     rows = [li.split() for li in lines if ".sh" in li and "    see" not in li]
     states = ["completed", "completed", "refused", "completed", "failed", "expected"]
     assert [row[0] for row in rows] == states, done.stdout
     assert [row[5] for row in rows[:3]] == ["1", "4", "0"]  # GPUs of all nodes
-    shown = [file.read_text().splitlines()[-1] for file in room.glob("slurm-*.out")]
+    shown = [
+        file.read_text().splitlines()[-1] for file in exercise.glob("slurm-*.out")
+    ]
     assert "['--resume', '2']" in shown and "[]" in shown  # --verbose is for --small
     assert "Requested node configuration is not available" in done.stdout
     assert re.search("^    see .*Error: a mistake: type this$", done.stdout, re.M)
 
 
-def test_ctrl_c_ends_a_rehearsal_and_its_job(rehearsal, room):
-    (room / "shows.py").write_text("import time; time.sleep(300)")
+def test_ctrl_c_ends_a_rehearsal_and_its_job(rehearsal, exercise):
+    (exercise / "shows.py").write_text("import time; time.sleep(300)")
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # "&" may not
     child = subprocess.Popen(
         rehearsal, stderr=subprocess.PIPE, text=True, preexec_fn=heeds
