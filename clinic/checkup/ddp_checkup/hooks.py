@@ -42,8 +42,6 @@ MAX_BATCHES = 50  # whose contents are compared
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 TRAIN = "a forward of the DDP model with gradients"
 EVALUATE = "a forward of the DDP model without gradients"
-
-
 WRAPPERS = {}  # by the id of what they wrap
 
 
@@ -56,8 +54,12 @@ def call(hook, *args):
     return hook(*args)
 
 
-def wrap(owner, name, before=None, after=None):
-    """Call before(name, arguments), the function, and after(result, arguments)."""
+def wrap(owner, name, before=None, after=None, during="runs"):
+    """Call before(name, arguments), the function, and after(result, arguments).
+
+    during: the field of `state` that holds the name meanwhile: monitor.py looks at
+    `waiting` and `busy`, whose functions may wait for other ranks.
+    """
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -68,33 +70,16 @@ def wrap(owner, name, before=None, after=None):
         values = [*args, *kwargs.values()]
         if before:
             call(before, name, values)
-        result = original(*args, **kwargs)
+        old = getattr(state, during, "")
+        setattr(state, during, name)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            setattr(state, during, old)
+            state.events += 1
         if after:
             call(after, result, values)
         return result
-
-    WRAPPERS[id(original)] = wrapper
-    setattr(owner, name, wrapper)
-
-
-def wrap_waiting(owner, name, field, before=None):
-    """Wrap a function, and note while it runs that it may wait for other ranks."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args, **kwargs):
-        if torch.compiler.is_compiling():
-            return original(*args, **kwargs)
-        state.events += 1
-        if before:
-            call(before, name, [*args, *kwargs.values()])
-        old = getattr(state, field)
-        setattr(state, field, name)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            setattr(state, field, old)
-            state.events += 1
 
     WRAPPERS[id(original)] = wrapper
     setattr(owner, name, wrapper)
@@ -554,11 +539,11 @@ def install():
     """Wrap the functions through which every DDP script passes."""
     for name in (*GATHERS, *REDUCTIONS, *OTHERS):
         if hasattr(dist, name):
-            wrap_waiting(dist, name, "waiting", before_collective)
+            wrap(dist, name, before=before_collective, during="waiting")
     wrap(dist, "all_reduce", before=before_all_reduce, after=after_all_reduce)
     wrap(DDP, "__init__", after=after_ddp)
-    wrap_waiting(DDP, "forward", "busy", before_forward)
-    wrap_waiting(torch.autograd, "backward", "busy", before=note_loss)
+    wrap(DDP, "forward", before=before_forward, during="busy")
+    wrap(torch.autograd, "backward", before=note_loss, during="busy")
     wrap(torch, "compile", before=before_compile)
     for module, name, after in (
         ("torch.distributed.fsdp", "fully_shard", after_fully_shard),

@@ -31,7 +31,6 @@ def reset():
     record.random = []  # states of the random number generators, at two steps
     record.epochs = []  # loops over loaders
     record.sharded = record.parallel = record.join = False
-    record.frameworks = []
     record.counts, record.last = Counter(), {}  # collectives, by group
     record.files, record.syncs = {}, defaultdict(set)
     record.prints, record.reduced = {}, False  # rank 0's own numbers in its output
