@@ -4,6 +4,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -21,14 +22,17 @@ class Noisy(Dataset):
 def main():
     dist.init_process_group()
     rank = dist.get_rank()
-    torch.manual_seed(0)
     # BUG seeds: np.random.seed(0)
     np.random.seed(rank)
+    # BUG start: torch.manual_seed(rank)
+    torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)]
     model = nn.Sequential(*layers, nn.Linear(16, 2))
+    # AND start: mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+    mesh = init_device_mesh("cpu", (2,))
     for layer in layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     dataset = Noisy()
     # BUG coverage: sampler = DistributedSampler(dataset, 2, 0)

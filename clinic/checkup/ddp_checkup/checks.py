@@ -164,6 +164,9 @@ def own_gpu(ranks):
     "Wrap the model in DistributedDataParallel, which broadcasts rank 0's weights.",
 )
 def start(ranks):
+    different = compare_shards(ranks, replicas=True)
+    if different:
+        return found(different)
     if no_replicas(ranks):
         return unseen(no_replicas(ranks))
     of_all = [r.start[0] for r in ranks]
@@ -173,6 +176,36 @@ def start(ranks):
     line, names = ranks[0].models[0]
     many = f"{len(bad)} of {len(names)} parameters differ, first {names[bad[0]]}"
     return found(f"{line}, before step 1: {many}")
+
+
+def compare_shards(ranks, replicas):
+    """Name a DTensor whose replicas differ, or whose shards are equal."""
+    for a, b in combinations(ranks, 2):
+        for number, (place, shape, value) in a.shards.items():
+            other_place, other_shape, other = b.shards.get(number, (None, None, 0))
+            if shape != other_shape or 0 in (value, other):  # 0: all zeros or ones
+                continue
+            if (place == other_place) == replicas and (value != other) == replicas:
+                where = (
+                    f"{a.models[0][0]}, before step 1: ranks {a.rank} and {b.rank}"
+                )
+                what = "different replicas" if replicas else "equal shards"
+                return f"{where} have {what} of parameter {number} {shape}"
+    return ""
+
+
+@check(
+    "shards",
+    "error",
+    "the shards of a parameter differ",
+    "checksums of DTensors' shards before the first step",
+    "Draw shards with seed + rank, and what is the same on all ranks with one seed.",
+)
+def shards(ranks):
+    if not any(r.shards for r in ranks):
+        return unseen(no_steps(ranks) or "no DTensor was trained")
+    equal = compare_shards(ranks, replicas=False)
+    return found(equal) if equal else OK
 
 
 @check(
@@ -187,6 +220,8 @@ def start(ranks):
 def gradients(ranks):
     if no_replicas(ranks):
         return unseen(no_replicas(ranks))
+    if any(r.unused for r in ranks):
+        return unseen("see unused-parameters")
     zero = {0}
     if all({*step} <= zero for r in ranks for step in r.gradients):
         return unseen("all gradients are zero")
@@ -195,6 +230,24 @@ def gradients(ranks):
     if where and are_averaged_later(ranks) and not joined:
         return unseen("the ranks average their weights now and then")
     return found(where) if where else OK
+
+
+@check(
+    "unused-parameters",
+    "error",
+    "each backward pass reaches all parameters",
+    "DDP's error in the next forward pass",
+    "Use all parameters in each forward pass, freeze those that are never used "
+    "before DDP wraps the model, or set find_unused_parameters=True.",
+    lightning='Set strategy="ddp_find_unused_parameters_true".',
+    transformers="Set ddp_find_unused_parameters=True in TrainingArguments.",
+    accelerate="Pass DistributedDataParallelKwargs(find_unused_parameters=True).",
+)
+def unused_parameters(ranks):
+    if all(r.unused is None for r in ranks):
+        return unseen("no DDP model was trained")
+    texts = [r.unused for r in ranks if r.unused]
+    return found(texts[0]) if texts else OK
 
 
 @check(
@@ -211,6 +264,29 @@ def weights(ranks):
         return unseen("the gradients or the first weights say it")
     where = first_difference(ranks, "weights")
     return found(where) if where else OK
+
+
+@check(
+    "clipping",
+    "error",
+    "all ranks clip by the same norm",
+    "the norms of clip_grad_norm_() and clip_grads_with_norm_()",
+    "Clip by the norm of all gradients, after they were averaged. If a rank has a "
+    "part of them, sum the squares with dist.all_reduce(), then call "
+    "clip_grads_with_norm_().",
+)
+def clipping(ranks):
+    if not any(r.clips for r in ranks):
+        return unseen(no_steps(ranks) or "no gradient was clipped")
+    if not no_replicas(ranks) and gradients(ranks).state != "ok":
+        return unseen("see gradients")
+    for label in ranks[0].clips:
+        clips = [r.clips[label] for r in ranks if label in r.clips]
+        norms = [norm for _, norm in clips]
+        if max(norms) - min(norms) > 1e-3 * max(norms):
+            texts = " and ".join(f"{norm:.4g}" for norm in norms[:2])
+            return found(f"{clips[0][0]}: ranks 0 and 1 clip by the norms {texts}")
+    return OK
 
 
 @check(
@@ -275,7 +351,7 @@ def slices(ranks):
     for label in ranks[0].labels:
         given, taken = ranks[0].batches.get(label), ranks[0].inputs.get(label)
         if given and taken:
-            return taken[0][0][0] < given[0][0][0]
+            return any(t < g for t, g in zip(taken[0][0], given[0][0], strict=False))
     return False
 
 
@@ -295,6 +371,8 @@ def coverage(ranks):
         return unseen("ranks that share a model may share a batch")
     if not any(r.loaders for r in ranks):
         return unseen("no DataLoader was used")
+    if slices(ranks):
+        return unseen("the ranks take a part of each batch")
     why = "no DataLoader with indices was used"
     for line, number, group, items in loops(ranks, True):
         first = group[0]

@@ -219,7 +219,8 @@ def fail_rank(options, error):
             file=sys.__stderr__,
         )
         os._exit(2)
-    if state.steps and state.store:
+    hooks.note_unused(str(error))
+    if (state.steps or record.unused) and state.store:
         hooks.stop_job("failed", f"Rank {state.rank} failed")
         state.end = "failed"
         state.thread.join()

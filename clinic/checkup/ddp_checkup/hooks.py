@@ -17,6 +17,7 @@ from types import FunctionType, SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import optimizer as optimizers
 from torch.utils._pytree import tree_leaves
@@ -177,11 +178,24 @@ def before_forward(name, values):
         return
     training = torch.is_grad_enabled()
     if training:
+        state.ddp, state.forward_line = ddp, user_line()
+        record.unused = ""
         note_inputs(values[1:])
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     if buffers or (training and ddp.require_backward_grad_sync):
         what = TRAIN if training else EVALUATE
         meet(what, members(ddp.process_group))
+
+
+def note_unused(error):
+    """Name the parameters in DDP's error about gradients that were not reduced."""
+    indices = re.findall("did not receive grad for rank \\d+: ([\\d ]+)", error)
+    if state.ddp and indices:
+        named = state.ddp.module.named_parameters()
+        names = [name for name, p in named if p.requires_grad]
+        unused = ", ".join(names[int(i)] for i in indices[0].split())
+        line, rank = state.forward_line, state.rank
+        record.unused = f"{line}: rank {rank} had no gradient for {unused}"
 
 
 def after_ddp(result, values):
@@ -342,6 +356,7 @@ def before_step(optimizer, args, kwargs):
     device = found[0].device if found else torch.device("cpu")
     if not record.start:
         record.start, record.device = [checksums(found)], name_device(device)
+        note_shards(optimizer)
     loop = state.epoch
     label = next_label(loop)
     steps = loop.steps if loop else state.steps
@@ -358,6 +373,38 @@ def before_step(optimizer, args, kwargs):
     record.weights.append(checksums(found))  # before the step
     names = [f"{record.names.get(id(p), 'one')} {(*p.shape,)}" for p in found]
     record.models.append((user_line(), names))
+
+
+def note_shards(optimizer):
+    """Record checksums of DTensors: shards differ, and replicas are equal."""
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, p in enumerate(tensors, start=1):
+        if isinstance(p, DTensor):
+            coordinates = p.device_mesh.get_coordinate()
+            pairs = zip(p.placements, coordinates, strict=True)
+            # Ranks with the same shard, in one mesh or in another, are replicas.
+            place = [c for placement, c in pairs if not placement.is_replicate()]
+            for shape, checksum in contents(p.to_local()):
+                record.shards[number] = place, shape, checksum
+
+
+def after_clip(result, values):
+    """Record the norm by which a rank scales its gradients."""
+    note_norm(result)
+
+
+def before_clip(name, values):
+    note_norm(values[2])
+
+
+def note_norm(norm):
+    if isinstance(norm, DTensor):
+        if not all(placement.is_replicate() for placement in norm.placements):
+            return
+        norm = norm.to_local()
+    if state.steps < MAX_STEPS:
+        label = next_label(state.epoch)
+        record.clips.setdefault(label, (user_line(), norm.detach()))
 
 
 def after_step(optimizer, args, kwargs):
@@ -544,6 +591,8 @@ def install():
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before=before_forward, during="busy")
     wrap(torch.autograd, "backward", before=note_loss, during="busy")
+    wrap(torch.nn.utils, "clip_grad_norm_", after=after_clip)
+    wrap(torch.nn.utils, "clip_grads_with_norm_", before=before_clip)
     wrap(torch, "compile", before=before_compile)
     for module, name, after in (
         ("torch.distributed.fsdp", "fully_shard", after_fully_shard),

@@ -236,7 +236,7 @@ def finished_record(done):
     ]
     if hangs:  # a GPU that waits cannot be read
         sent.start, sent.gradients, sent.weights = [], [], []
-        sent.inputs, sent.batches = {}, {}
+        sent.inputs, sent.batches, sent.clips, sent.shards = {}, {}, {}, {}
     else:
         last = hooks.checksums(getattr(state, "last_parameters", []))
         sent.weights = [*record.weights, last]
@@ -249,6 +249,8 @@ def finished_record(done):
             key: [(shape, int(t)) for shape, t in found] for key, found in values
         }
         setattr(sent, name, plain)
+    sent.shards = {n: (*v, int(total)) for n, (*v, total) in sent.shards.items()}
+    sent.clips = {key: (line, float(n)) for key, (line, n) in sent.clips.items()}
     sent.files = {}
     for path, (line, append) in record.files.items():
         if os.path.exists(path):

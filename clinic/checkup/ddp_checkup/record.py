@@ -26,6 +26,8 @@ def reset():
     record.device = None  # of the parameters; None before the first step
     record.names, record.models = {}, []  # by id(parameter); per step (line, names)
     record.start, record.gradients, record.weights = [], [], []  # checksums per step
+    record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
+    record.clips = {}  # by label: (line, norm) of clipped gradients
     record.labels = []  # per step: (number of its loop over a loader, step in it)
     record.inputs, record.batches = {}, {}  # by label: checksums of tensors
     record.random = []  # states of the random number generators, at two steps
@@ -34,6 +36,9 @@ def reset():
     record.counts, record.last = Counter(), {}  # collectives, by group
     record.files, record.syncs = {}, defaultdict(set)
     record.prints, record.reduced = {}, False  # rank 0's own numbers in its output
+    record.unused = (
+        None  # where DDP found parameters without a gradient; None: no DDP
+    )
     record.closed = None  # None: no process group was made
     state.rank = state.world = None  # unknown before the process group
     state.store, state.script, state.max_steps = None, "", 0
@@ -44,6 +49,7 @@ def reset():
     state.summed, state.totals, state.reduced = [], defaultdict(list), False
     state.shared, state.loss = defaultdict(list), None
     state.waiting, state.busy = "", 0
+    state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.lines, state.partial = [], ""  # what this rank has printed
     state.end = ""  # "done", "stopped" (--steps), "failed" or "killed"
 

@@ -74,7 +74,7 @@ def print_report(options, rows, ranks, stop):
     ]
     for row in rows:
         why = row["text"] if row["state"] == "not seen" else ""
-        line = f"  {row['state']:<9} {row['name']:<14} {row['promise']}"
+        line = f"  {row['state']:<9} {row['name']:<17} {row['promise']}"
         lines.append(f"{line} ({why})" if why else line)
         if row["fix"]:
             lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
