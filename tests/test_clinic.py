@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 from conftest import REPOSITORY, copy_exercise, run
@@ -39,12 +40,19 @@ FAILED_CHECK = {
     6: "files",
     7: "rank0-eval",
     8: "collectives",
+    9: "unused-parameters",
 }
 
 
 @pytest.mark.parametrize(
     "number",
-    [1, 2, 5, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 6, 7))],
+    [
+        1,
+        5,
+        8,
+        9,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4, 6, 7)),
+    ],
 )
 def test_patients(number, tmp_path):
     """Each patient fails one check; its solution fails none."""
@@ -82,3 +90,28 @@ def test_losses_against_those_of_one_gpu(single, state, text, tmp_path):
     assert job.join() == [state == "error"] * 2, job.output()
     row = rf"^  {state} +reference +the losses are those of the reference\s.*{text}"
     assert re.search(row, job.output(), re.M | re.S), job.output()
+
+
+@pytest.mark.slow
+def test_flight_recorder_shows_where_the_ranks_wait(tmp_path):
+    clinic = copy_exercise("clinic", tmp_path)
+    command = "bash run-2gpus.sh flight_recorder.py patient7.py"
+    # Without tests/rules, whose functions are between the script and torch.
+    done = run(command.split(), clinic, DDP_TIMEOUT="15", PYTHONPATH="")
+    assert done.returncode == 1, done.stderr
+    lines = (clinic / "patient7.py").read_text().splitlines()
+    forward = lines.index("        output = model(normalise(images, MEAN, STD))", 60)
+    reduce = lines.index("        dist.all_reduce(sums)")
+    shown = run([sys.executable, "flight_recorder.py"], clinic).stdout
+    for rank, name, index in ((0, "broadcast", forward), (1, "all_reduce", reduce)):
+        line = rf"rank_{rank}: 103 gloo:{name} .* at patient7.py:{index + 1}$"
+        assert re.search(line, shown, re.M), shown
+    analyser = "-m", "torch.distributed.flight_recorder.fr_trace"
+    done = run([sys.executable, *analyser, "logs/flight_recorder"], clinic)
+    for text in (
+        "number: 103 has errors",
+        "_TYPE_MISMATCH",
+        "broadcast",
+        "all_reduce",
+    ):
+        assert text in done.stdout + done.stderr

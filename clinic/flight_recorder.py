@@ -1,0 +1,62 @@
+"""Save what PyTorch's flight recorder knows while a script runs, and print it.
+
+    sbatch run-2gpus.sh flight_recorder.py SCRIPT.py [OPTIONS]
+    python flight_recorder.py
+
+The first saves it every 5 s. The second prints what each rank has not finished.
+It is for Gloo, which writes no file when a collective times out.
+"""
+
+import pickle
+import runpy
+import sys
+import threading
+import time
+from pathlib import Path
+
+from torch._C._distributed_c10d import _dump_fr_trace
+from torch.distributed.distributed_c10d import _world
+
+from common.device import get_ranks
+from common.watchdog import is_library
+
+FOLDER = Path("logs/flight_recorder")
+
+
+def save(file):
+    """Write this rank's last collectives and their call stacks every 5 s."""
+    while True:
+        time.sleep(5)
+        trace = pickle.loads(_dump_fr_trace(True, True, False))
+        # torch 2.15 leaves out the names of Gloo's groups, and fr_trace needs them.
+        trace["pg_config"] = {
+            group.group_name: {"desc": group.group_desc, "ranks": str(list(ranks))}
+            for group, ranks in _world.pg_group_ranks.items()
+        }
+        file.write_bytes(pickle.dumps(trace))
+
+
+def print_unfinished():
+    """Print each rank's unfinished collectives, and the script's lines."""
+    for file in sorted(FOLDER.iterdir()):
+        for entry in pickle.loads(file.read_bytes())["entries"]:
+            if not entry["retired"]:
+                number, name = entry["collective_seq_id"], entry["profiling_name"]
+                print(f"{file.name}: {number} {name} {entry['input_sizes']}", end="")
+                calls = [c for c in entry["frames"] if not is_library(c["filename"])]
+                print(*(f" at {c['filename']}:{c['line']}" for c in calls[:1]))
+
+
+def main():
+    if len(sys.argv) == 1:
+        return print_unfinished()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    file = FOLDER / f"rank_{get_ranks()[0]}"
+    threading.Thread(target=save, args=[file], daemon=True).start()
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)  # as python does
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Train a small CNN with tensor parallelism to classify four shapes.
+
+    sbatch run-2gpus.sh patient10.py
+
+It runs without a GPU.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import parallel as tp
+from torch.nn.functional import cross_entropy
+from torch.utils.data import RandomSampler
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader, normalise
+from common.device import get_device, get_ranks
+from common.log import RunLog
+from common.metrics import batch_sums, to_metrics
+from dataset import MEAN, SHAPES, STD, shapes
+
+
+class Net(nn.Module):
+    """A CNN; each rank has all convolutions, and a part of the linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.conv3 = nn.Conv2d(32, 64, 3, stride=2, padding=1)
+        self.hidden = nn.Linear(64 * 4 * 4, 16)
+        self.head = nn.Linear(16, len(SHAPES))
+
+    def forward(self, x):
+        x = self.conv1(x).relu()
+        x = self.conv2(x).relu()
+        x = self.conv3(x).relu()
+        x = self.hidden(x.flatten(1)).relu()
+        return self.head(x)
+
+    def init_weights(self, seed, rank, device):
+        """Draw the weights: a model that was built on "meta" has none."""
+        whole, shard = torch.Generator(device), torch.Generator(device)
+        whole.manual_seed(seed)
+        shard.manual_seed(seed + 1 + rank)  # FIX: each its own
+        for p in self.parameters():
+            local = p.to_local() if isinstance(p, DTensor) else p
+            rng = shard if isinstance(p, DTensor) else whole
+            if p.dim() == 1:  # a bias
+                nn.init.zeros_(local)
+            else:
+                nn.init.kaiming_uniform_(local, a=5**0.5, generator=rng)
+
+
+def train(model, loader, optimizer, device):
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    model.train()
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(normalise(images, MEAN, STD))
+        loss = cross_entropy(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    return to_metrics(sums)
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    """Return the mean loss and the accuracy in %."""
+    model.eval()
+    sums = torch.zeros(3, device=device)
+    for images, labels in loader:
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+        output = model(normalise(images, MEAN, STD))
+        loss = cross_entropy(output, labels)
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
+    return to_metrics(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=6, help="epochs")
+    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
+    add("--workers", type=at_least(0), default=1, help="loader processes")
+    add("--lr", type=at_least(0.0), default=0.003, help="learning rate")
+    add("--seed", type=int, default=0, help="random seed")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()
+
+    device = get_device(local_rank)
+    dist.init_process_group()
+    torch.manual_seed(args.seed)  # all ranks train on the same batches
+
+    train_set, val_set = shapes(2048, seed=1), shapes(501, seed=2)
+    batch_size, workers = args.batch_size * world_size, args.workers
+    sampler = RandomSampler(train_set)
+    train_loader = make_loader(
+        train_set, batch_size, device, sampler=sampler, workers=workers
+    )
+    val_loader = make_loader(val_set, batch_size, device)
+
+    with torch.device("meta"):
+        model = Net()
+    mesh = dist.init_device_mesh(device.type, (world_size,))
+    plan = {"hidden": tp.ColwiseParallel(), "head": tp.RowwiseParallel()}
+    tp.parallelize_module(model, mesh, plan)
+    model.to_empty(device=device)
+    model.init_weights(args.seed, rank, device)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, foreach=False)
+    log = RunLog(args, device)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        epoch_start = time.perf_counter()
+        trained = train(model, log.progress(train_loader), optimizer, device)
+        seconds = time.perf_counter() - epoch_start
+        validated = evaluate(model, val_loader, device)
+        images = len(train_set)
+        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+    training = time.perf_counter() - start
+    log.write_result(accuracy=validated["accuracy"], training_seconds=training)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
