@@ -33,6 +33,10 @@ PAIRS = [
     (f"{INTRO}/single.py", f"{INTRO}/ddp_no_sampler.py", "DDP", 20),
     (f"{INTRO}/ddp_no_sampler.py", f"{INTRO}/ddp.py", "DDP", 6),
     (f"{INTRO}/ddp.py", f"{BEYOND}/accumulate.py", "ACC", 12),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/bf16_gradients.py", "HOOK", 4),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/powersgd.py", "HOOK", 7),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/local_sgd.py", "LSGD", 12),
+    (f"{BEYOND}/local_sgd.py", f"{BEYOND}/diloco.py", "DILOCO", 13),
     (f"{INTRO}/ddp.py", f"{BEYOND}/zero.py", "ZERO", 4),
     (f"{INTRO}/ddp.py", f"{BEYOND}/checkpointing.py", "AC", 6),
     (f"{INTRO}/ddp.py", f"{BEYOND}/compiled.py", "COMPILE", 4),
@@ -41,10 +45,11 @@ PAIRS = [
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/hsdp.py", "HSDP", 6),
     (f"{INTRO}/single.py", f"{BEYOND}/tensor_parallel.py", "TP", 24),
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/fsdp_tp.py", "TP", 20),
+    (f"{INTRO}/single.py", f"{BEYOND}/context_parallel.py", "CP", 25),
     (f"{INTRO}/single.py", f"{BEYOND}/pipeline.py", "PP", 28),
     (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py", "MIRRORED", 6),
     *(
         (f"clinic/patient{n}.py", f"clinic/solutions/patient{n}.py", "FIX", 4)
-        for n in range(1, 9)
+        for n in range(1, 12)
     ),
 ]

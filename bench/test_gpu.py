@@ -256,7 +256,7 @@ def fill(table, root, few):
         for script in scripts:
             table.add(script, train, gpu, script, processes, on_cpu.get(script))
     table.add("a run that is killed and resumed", kill_and_resume, gpu)
-    for number in (1,) if few else range(1, 9):
+    for number in (1,) if few else range(1, 12):
         patient = f"patient{number}.py"
         if processes == 2:  # the bugs need two processes
             sick = number != 5  # patient 5 needs two nodes

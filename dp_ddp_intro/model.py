@@ -17,10 +17,19 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(length, width)
+        self.first = 0  # position of the first token; see context_parallel.py
 
     def forward(self, tokens):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.position(positions)
+        return self.token(tokens) + self.position(positions + self.first)
+
+
+def causal_attention(q, k, v):
+    """Map queries, keys and values (N, heads, length, width) to new values.
+
+    No token sees a later one.
+    """
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Block(nn.Module):
@@ -33,13 +42,13 @@ class Block(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(*mlp)
+        self.attention = causal_attention
 
     def forward(self, x):
         # Each head's queries, keys and values are adjacent, so heads can be sharded.
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
         q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width) each
-        # Causal: no token sees a later one.
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = self.attention(q, k, v)
         x = x + self.proj(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 

@@ -22,6 +22,8 @@ from record_rank import record
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.utils.data import DistributedSampler
 
 HERE = REPOSITORY / "dp_ddp_intro/beyond_ddp"
 TINY = ("--layers=2", "--width=32", "--heads=4", "--length=16", "--lr=0.3")
@@ -273,12 +275,43 @@ def test_measured_memory_is_as_calculated(ranks, tmp_path):
     for row in run.output().splitlines():
         assert f"\n    {row.rstrip()}\n" in readme
     scripts = {row.split()[0] for row in rows}
-    assert len(scripts) == len(rows) == 9
+    assert len(scripts) == len(rows) == 10
     assert {"ddp", "zero", "fsdp", "pipeline"} < scripts
     for row in rows:
         figures = [float(word) for word in row.split()[1:]]
         assert len(figures) == 10 and min(figures) > 0.1, row
         assert figures[::2] == pytest.approx(figures[1::2], rel=0.02), row
+
+
+RING = """
+import sys, torch, torch.distributed as dist
+sys.path.append(sys.argv[1])
+from torch.nn.functional import scaled_dot_product_attention
+from ring_attention import ring_attention
+dist.init_process_group()
+rank, n = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+whole = torch.randn(4, 2, 3, 5 * n, 8)  # queries, keys, values, and a gradient
+part = slice(5 * rank, 5 * rank + 5)
+inputs = [t.clone().requires_grad_() for t in whole[:3]]
+expected = scaled_dot_product_attention(*inputs, is_causal=True)
+expected.backward(whole[3])
+own = [t[:, :, part].clone().requires_grad_() for t in whole[:3]]
+found = ring_attention(*own)
+found.backward(whole[3][:, :, part])
+torch.testing.assert_close(found, expected[:, :, part], rtol=0, atol=1e-5)
+for one, other in zip(own, inputs):
+    torch.testing.assert_close(one.grad, other.grad[:, :, part], rtol=0, atol=1e-5)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ring_attention_is_that_of_one_process(ranks, tmp_path):
+    """Forward and backward, as PyTorch's kernel calculates them."""
+    (tmp_path / "ring.py").write_text(RING)
+    run = Run(tmp_path, "", tmp_path / "ring.py", HERE, ranks=ranks)
+    assert run.join() == [0] * ranks, run.output()
 
 
 def test_measure_bubble(tmp_path):
@@ -295,6 +328,49 @@ def test_measure_bubble(tmp_path):
             bubble = 1 / (stages * int(m) + 1)
             assert float(calculated) == pytest.approx(bubble, abs=0.01)
             assert 0 < float(measured) < 1  # depends on the machine
+
+
+@pytest.mark.parametrize(
+    "script, lr, momentum", [("local_sgd", 1, 0), ("diloco", 0.7, 0.9)]
+)
+def test_weights_are_averaged_every_local_steps(script, lr, momentum, tmp_path):
+    """Two epochs of four steps: after the third and the fourth of each."""
+    module, seen = (
+        load("local_sgd"),
+        start(tmp_path, script, "--epochs=2", "--local-steps=3").results(),
+    )
+    data, models, optimizers = module.random_sequences(48, 16), [], []
+    for _ in seen:
+        torch.manual_seed(0)
+        models.append(module.Transformer(2, 32, 4, 16))
+        own = torch.optim.SGD(models[-1].parameters(), 0.3, momentum=0.9)
+        optimizers.append(own)  # as record() has it
+    shared = parameters_to_vector(models[0].parameters()).detach()
+    velocity = torch.zeros_like(shared)
+    samplers = [DistributedSampler(data, 2, rank) for rank in range(2)]
+    for epoch in (1, 2):
+        losses = []
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        orders = [torch.tensor(list(sampler)).split(6) for sampler in samplers]
+        for step, indices in enumerate(zip(*orders, strict=True), 1):
+            for model, own, chosen in zip(models, optimizers, indices, strict=True):
+                logits = model(data.images[chosen]).flatten(0, 1)
+                loss = cross_entropy(logits, data.labels[chosen].flatten())
+                own.zero_grad()
+                loss.backward()
+                own.step()
+                losses.append(loss.item())
+            if step in (3, 4):
+                vectors = [parameters_to_vector(m.parameters()) for m in models]
+                change = shared - sum(vectors).detach() / 2
+                velocity = momentum * velocity + change
+                shared = shared - lr * (change + momentum * velocity)
+                for model in models:
+                    vector_to_parameters(shared.clone(), model.parameters())
+        for rank in seen:
+            found = rank["means"][epoch - 1]["loss"]
+            assert found == pytest.approx(sum(losses) / 8, rel=1e-4)
 
 
 def test_the_last_micro_batch_of_a_step_synchronises(monkeypatch):

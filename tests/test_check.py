@@ -134,6 +134,7 @@ def test_wrong_numbers_and_too_few_cpus_are_reported(start):
     assert f"\nWarning: {line}" in done.stdout and len(found["warnings"]) == 1
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_only_a_warning(start):
     done, found = start("os.getloadavg = lambda: (2.5 * os.cpu_count(), 0, 0)")
     assert (done.returncode, found["problems"]) == (0, []), done.stderr
@@ -192,6 +193,7 @@ def assert_gave_up(done, found, *words):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_missing_rank_is_named(start):
     late = "time.sleep(99 if os.environ['RANK'] == '1' else 0)"
     done, found = start(late, "--wait", "2")

@@ -147,7 +147,7 @@ def test_a_rank_stopped_before_the_rendezvous_ends_the_job(intro):
 @pytest.mark.parametrize(
     "launch, script",
     [
-        ("run.sh", "pytorch_dvc_cnn_pretrained.py"),
+        pytest.param("run.sh", "pytorch_dvc_cnn_pretrained.py", marks=slow),
         pytest.param(
             *("run-2gpus.sh", "pytorch_dvc_cnn_pretrained_multigpu.py"), marks=slow
         ),

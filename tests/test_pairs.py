@@ -10,9 +10,11 @@ from conftest import REPOSITORY
 from pairs import PAIRS
 
 SCRIPTS = sorted({script for pair in PAIRS for script in pair[:2]})
+WRAP = "ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept"
 NO_COUNTERPART = {
-    "model = make_model(args)"
-}  # TensorFlow's scope is opened around it
+    "model = make_model(args)",  # TensorFlow's scope is opened around it
+    f"{WRAP} in sync",  # LocalSGD has no wrapper
+}
 # The DDP lines of all pairs are one block: each of these statements has one comment.
 CANONICAL = (
     "import torch.distributed",

@@ -69,6 +69,7 @@ def state_bytes(parameters, strategy, ranks, group=1):
     """
     shards = {
         "DDP": (1, 1, 1),
+        "CP": (1, 1, 1),
         "ZeRO-1": (1, 1, ranks),
         "FSDP": (ranks, ranks, ranks),
         "FSDP + TP": (ranks, ranks, ranks),
@@ -97,7 +98,7 @@ def sent_bytes(parameters, strategy, ranks, group=1, gathered=4, reduced=4, kept
     """
     groups = ranks // group
     ddp = 2 * ring_share(groups) * reduced * parameters / group  # between groups
-    if strategy in ("DDP", "ZeRO-1"):
+    if strategy in ("DDP", "ZeRO-1", "CP"):
         ddp = 2 * ring_share(ranks) * reduced * parameters
         return ddp + ring_share(ranks) * 4 * parameters * (strategy == "ZeRO-1")
     fsdp = gathered * (2 * parameters - kept) + reduced * parameters
@@ -115,8 +116,12 @@ def sent_activations(size, layers, strategy, group=1):
     block has two all-reduces in the forward pass and two in the backward pass;
     sequence parallelism sends as much in other collectives. Those of embedding and
     head are left out. Pipeline: a middle stage sends activations to the next stage
-    and gradients to the previous one.
+    and gradients to the previous one. Context parallelism (CP) by a ring: keys and
+    values go to all other GPUs, once in the forward and once in the backward pass,
+    and their gradients come home.
     """
+    if strategy == "CP":
+        return layers * (group - 1) * (2 + 2 + 2) * size
     if "TP" in strategy:
         return 4 * layers * 2 * ring_share(group) * size
     return min(group - 1, 2) * size if strategy == "pipeline" else 0

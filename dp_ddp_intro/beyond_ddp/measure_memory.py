@@ -34,12 +34,14 @@ EXTRA_OPTIONS = {
 STRATEGIES = {  # script: (strategy in formulas.py, ranks per group)
     "ddp": ("DDP", 1),
     "accumulate": ("DDP", 1),
+    "bf16_gradients": ("DDP", 1),
     "checkpointing": ("DDP", 1),
     "zero": ("ZeRO-1", 1),
     "fsdp": ("FSDP", 1),
     "hsdp": ("HSDP", 2),  # two GPUs stand in for a node
     "tensor_parallel": ("TP", 0),  # 0: all
     "fsdp_tp": ("FSDP + TP", TENSOR),
+    "context_parallel": ("CP", 0),
     "pipeline": ("pipeline", 0),
 }
 
@@ -78,7 +80,10 @@ def calculate(script, args, ranks):
     else:  # the last norm, the head, the loss, and the targets
         ends += 2 * size + 8 * tokens + 4 * VOCABULARY * tokens + 8 * tokens
         saved = args.layers * saved + ends
-        sent = formulas.sent_bytes(split, strategy, ranks, group)
+        size_of_gradient = 2 if script == "bf16_gradients" else 4
+        sent = formulas.sent_bytes(
+            split, strategy, ranks, group, reduced=size_of_gradient
+        )
         sent += 12 * whole * formulas.ring_share(shards)  # by FSDP
         sent += formulas.sent_activations(size, args.layers, strategy, group)
     return [*state, saved, sent]
@@ -136,7 +141,7 @@ def main():
         f"{ranks} ranks, {model}, {args.batch_size} x {args.length} tokens each"
     )
     rank0_print("MB per rank, measured and calculated; sent: per step")
-    rank0_print(f"{'':15}" + "".join(f"{column:^18}" for column in COLUMNS))
+    rank0_print(f"{'':16}" + "".join(f"{column:^18}" for column in COLUMNS))
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for their logs/
         hide = None if rank == 0 else True  # None: shown only on a terminal
@@ -149,7 +154,7 @@ def main():
             measured = measure(script, options + own, node, device)
             pairs = zip(measured, calculate(script, args, ranks), strict=True)
             cells = [f"{a / 1e6:9.3f} {b / 1e6:<8.3f}" for a, b in pairs]
-            rank0_print(f"{script:15}" + "".join(cells))
+            rank0_print(f"{script:16}" + "".join(cells))
         os.chdir("/")
     end()
 

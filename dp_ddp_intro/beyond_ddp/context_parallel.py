@@ -1,0 +1,102 @@
+"""Train a transformer on sequences of tokens: one GPU, DataParallel, DDP, others.
+
+    sbatch jobscript.sh single.py     # one GPU
+    sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
+    sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
+    sbatch jobscript_ddp.sh beyond_ddp/context_parallel.py  # CP: parts of sequences
+
+Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # CP: communication between processes
+from torch.nn.functional import cross_entropy
+from torch.utils.data import RandomSampler
+
+from common.cli import OptionParser, UserError, at_least  # CP: checks --length
+from common.data import make_loader
+from common.device import get_device, get_ranks  # CP: its ranks
+from common.log import RunLog
+from common.metrics import batch_sums, to_metrics
+from dataset import random_sequences
+from model import Transformer
+from ring_attention import ring_attention  # CP: attention over all parts
+
+
+def train(model, batches, optimizer, device, part):  # CP: its part of sequences
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    sums = torch.zeros(3, device=device)
+    for tokens, targets in batches:
+        tokens, targets = tokens[:, part], targets[:, part]  # CP: of each sequence
+        tokens = tokens.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True).flatten()
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets)
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.all_reduce(sums)  # CP: over all parts
+    return to_metrics(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
+    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()  # CP: torchrun numbers the processes
+    if args.length % world_size:  # CP: parts of equal length
+        line = f"{args.length} tokens cannot be split over {world_size} GPUs"
+        raise UserError(f"{line}; use --length {world_size * 64}")
+
+    device = get_device(local_rank)  # CP: local_rank picks the GPU of this node
+    dist.init_process_group()  # CP: NCCL or RCCL on GPUs, Gloo on CPUs
+    torch.manual_seed(args.seed)
+
+    train_set = random_sequences(args.sequences, args.length)
+    size = args.layers, args.width, args.heads, args.length
+    model = Transformer(*size, verbose=args.verbose).to(device)
+    log = RunLog(args, device, unit="tokens")
+    parameters = sum(p.numel() for p in model.parameters())
+    log.print(f"Parameters: {parameters / 1e6:.1f} million")
+    tokens = args.length // world_size  # CP: of each sequence on each GPU
+    model.layers[0].first = rank * tokens  # CP: position of its first token
+    for block in model.layers[1:-2]:  # CP: all but the embedding and the head
+        block.attention = ring_attention  # CP: keys and values go round
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # CP: kept in sync
+    part = slice(rank * tokens, (rank + 1) * tokens)  # CP: its tokens
+
+    sampler = RandomSampler(train_set)
+    batch_size = args.batch_size * world_size  # CP: all GPUs share one batch
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        batches = loader if args.verbose else log.progress(loader)
+        epoch_start = time.perf_counter()
+        trained = train(ddp_model, batches, optimizer, device, part)  # CP: its part
+        seconds = time.perf_counter() - epoch_start
+        step = {"milliseconds": 1000 * seconds / len(loader)}
+        tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
+        log.epoch(epoch, tokens, seconds, train=trained, step=step)
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s")
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
+    dist.destroy_process_group()  # CP: closes what init_process_group opened
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Train a transformer on sequences of tokens: one GPU, DataParallel, DDP, others.
+
+    sbatch jobscript.sh single.py     # one GPU
+    sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
+    sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
+    sbatch jobscript_ddp.sh beyond_ddp/diloco.py  # DILOCO: for slow networks
+
+Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # DDP: communication between processes
+from torch.nn import utils  # LSGD: for one vector of all parameters
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler  # DDP: shards of the data
+
+from common.cli import OptionParser, at_least
+from common.data import make_loader
+from common.device import get_device, get_ranks  # DDP: its ranks
+from common.log import RunLog
+from common.metrics import batch_sums, to_metrics
+from dataset import random_sequences
+from model import Transformer
+
+
+def train(model, batches, optimizer, device, h, n, shared, outer):  # DILOCO: outer
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    sums = torch.zeros(3, device=device)
+    for i, (tokens, targets) in enumerate(batches, 1):  # LSGD: counts the steps
+        tokens = tokens.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True).flatten()
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets)
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i % h == 0 or i == n:  # LSGD: before, nothing is sent
+            weights = utils.parameters_to_vector(model.parameters()).detach()
+            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
+            shared.grad = shared - weights  # DILOCO: the mean change, as a gradient
+            outer.step()  # DILOCO: moves the weights that all ranks had
+            weights.copy_(shared)
+            utils.vector_to_parameters(weights, model.parameters())
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
+    return to_metrics(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
+    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    add("--local-steps", type=at_least(1), default=8, help="per mean")  # LSGD: h
+    # DILOCO: an outer learning rate of 1 without momentum is LocalSGD
+    add("--outer-lr", type=at_least(0.0), default=0.7, help="outer learning rate")
+    add("--outer-momentum", type=at_least(0.0), default=0.9, help="outer momentum")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
+
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
+    torch.manual_seed(args.seed)
+
+    train_set = random_sequences(args.sequences, args.length)
+    size = args.layers, args.width, args.heads, args.length
+    model = Transformer(*size, verbose=args.verbose).to(device)
+    log = RunLog(args, device, unit="tokens")
+    # LSGD: no DDP wrapper; one seed gave all ranks the same weights
+    parameters = sum(p.numel() for p in model.parameters())
+    log.print(f"Parameters: {parameters / 1e6:.1f} million")
+
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    batch_size = args.batch_size
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    shared = utils.parameters_to_vector(model.parameters()).detach()
+    lr, momentum = args.outer_lr, args.outer_momentum  # DILOCO: arXiv 2311.08105
+    outer = torch.optim.SGD([shared], lr, momentum, nesterov=momentum > 0)
+    h, n = args.local_steps, len(loader)  # LSGD: between means, and per epoch
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        batches = loader if args.verbose else log.progress(loader)
+        epoch_start = time.perf_counter()
+        trained = train(model, batches, optimizer, device, h, n, shared, outer)
+        # DILOCO: train() also steps the outer optimizer
+        seconds = time.perf_counter() - epoch_start
+        step = {"milliseconds": 1000 * seconds / len(loader)}
+        tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
+        log.epoch(epoch, tokens, seconds, train=trained, step=step)
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s")
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
+
+
+if __name__ == "__main__":
+    main()
