@@ -16,7 +16,7 @@ README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
 DOCS += [f"bench/{README}", f"bench/predict/{README}"]
 LAB = [f"cinic_lab/{page}.md" for page in ("REQUEUE", "SYNCBN")]
-LAB.append("dp_ddp_intro/TENSORFLOW.md")
+LAB += [f"dp_ddp_intro/{page}.md" for page in ("DATA_PARALLEL", "TENSORFLOW")]
 BEYOND = f"dp_ddp_intro/beyond_ddp/{README}"
 FILES = [README, *DOCS, *(f"{name}/{README}" for name in EXERCISES), BEYOND, *LAB]
 MARKS = {
