@@ -275,7 +275,7 @@ def test_measured_memory_is_as_calculated(ranks, tmp_path):
     for row in run.output().splitlines():
         assert f"\n    {row.rstrip()}\n" in readme
     scripts = {row.split()[0] for row in rows}
-    assert len(scripts) == len(rows) == 10
+    assert len(scripts) == len(rows) == 11
     assert {"ddp", "zero", "fsdp", "pipeline"} < scripts
     for row in rows:
         figures = [float(word) for word in row.split()[1:]]
