@@ -156,6 +156,19 @@ def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, exercise):
         ]
 
 
+def test_torchrun_of_other_peoples_scripts(sbatch, exercise):
+    """The page's lines, in a job script of one's own."""
+    text = (REPOSITORY / "docs/TROUBLESHOOTING.md").read_text()
+    lines = re.search(r"```bash\n(export HOST=.*?)```", text, re.S)[1]
+    (exercise / "train.py").write_text(WHO)
+    asked = "--nodes=2", "--gpus-per-node=2"
+    header = "".join(f"#SBATCH {option}\n" for option in asked)
+    (exercise / "job.sh").write_text(f"#!/bin/bash\n{header}{lines}")
+    found = ends_as(sbatch(exercise, "job.sh"), "COMPLETED", 0)
+    for rank in range(4):
+        assert f"n{rank // 2 + 1} {rank} {rank % 2} 4\n" in found
+
+
 def test_a_run_script_works_within_a_step(slurm, exercise, monkeypatch):
     """As in `srun --pty bash`: the inner step shares the outer one's resources."""
     monkeypatch.setenv("SLURM_CONF", str(slurm))
