@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import conftest
+import numpy as np
 import pytest
 import torch
 from conftest import REPOSITORY, call, raises_user_error, run
@@ -23,7 +24,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 HERE = REPOSITORY / "dp_ddp_intro/beyond_ddp"
 TINY = ("--layers=2", "--width=32", "--heads=4", "--length=16", "--lr=0.3")
@@ -371,6 +372,112 @@ def test_weights_are_averaged_every_local_steps(script, lr, momentum, tmp_path):
         for rank in seen:
             found = rank["means"][epoch - 1]["loss"]
             assert found == pytest.approx(sum(losses) / 8, rel=1e-4)
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch):
+    """Write 16 files of 8 sequences of 16 tokens; return what makes a stream."""
+    folder, random = tmp_path / "sequences", np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(16):
+        tokens = random.integers(256, size=8 * 16 + 1, dtype=np.uint8)
+        np.save(folder / f"shard{i:02}.npy", tokens)
+    module = load("data_stream")
+
+    def stream(rank, workers, sequences=128):
+        monkeypatch.setattr(module.dist, "get_rank", lambda: rank)
+        monkeypatch.setattr(module.dist, "get_world_size", lambda: 2)
+        return module.ShardStream(folder, sequences, 16, 4, workers, seed=0)
+
+    return stream
+
+
+def batches(stream, workers, epoch=1, first=0):
+    stream.set_epoch(epoch, first)
+    found = list(DataLoader(stream, None, num_workers=workers))
+    assert len(found) == len(stream)
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sequences", [128, 40])
+def test_each_sequence_is_read_once(workers, sequences, shards):
+    """By one worker of one rank; 40 are some of them."""
+    seen = []
+    for rank in range(2):
+        for tokens, targets in batches(shards(rank, workers, sequences), workers):
+            assert tokens.shape == targets.shape == (4, 16)
+            assert torch.equal(tokens[:, 1:], targets[:, :-1])
+            seen += map(tuple, tokens.tolist())
+    assert len(seen) == sequences and len(set(seen)) == len(seen)
+
+
+def test_each_epoch_has_another_order(shards):
+    stream = shards(0, 0, 64)
+    one, two, again = (
+        torch.cat([tokens for tokens, _ in batches(stream, 0, epoch)])
+        for epoch in (1, 2, 1)
+    )
+    assert torch.equal(one, again) and not torch.equal(one, two)
+    assert {*map(tuple, one.tolist())} != {*map(tuple, two.tolist())}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("first", [1, 6])
+def test_a_stream_continues_in_an_epoch(workers, first, shards):
+    stream = shards(1, workers)
+    whole = batches(stream, workers)
+    rest = batches(stream, workers, first=first)
+    assert len(rest) == 16 - first
+    for one, other in zip(rest, whole[first:], strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+def test_shards_that_cannot_be_read(shards, tmp_path):
+    with raises_user_error("6 readers .* cannot share 16 shards equally"):
+        shards(0, 3)
+    with raises_user_error("the shards have 128 sequences of 16 tokens"):
+        shards(0, 0, 132)
+    file = tmp_path / "sequences/shard03.npy"
+    file.write_bytes(file.read_bytes()[:140])
+    with raises_user_error("cannot read the shards"):
+        shards(0, 0)
+    shutil.rmtree(file.parent)
+    with raises_user_error("no shards of one size in .*write_shards.py"):
+        shards(0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streaming_has_the_losses_of_one_process(workers, tmp_path, monkeypatch):
+    """Which sees in each step what the streams of two ranks give."""
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    call(load("write_shards"), "--shards=4", f"--tokens={12 * 16}")
+    script, options = "dp_ddp_intro/beyond_ddp/streaming.py", ["--epochs=2"]
+    options += ["--batch-size=6", f"--workers={workers}"]
+    seen = Run(tmp_path, tmp_path, script, *TINY, *options, ranks=2, patch=record)
+    seen, module, streams = seen.results(), load("data_stream"), []
+    for rank in range(2):
+        monkeypatch.setattr(module.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(module.dist, "get_world_size", lambda: 2)
+        folder = tmp_path / "sequences"
+        streams.append(module.ShardStream(folder, 48, 16, 6, workers, seed=0))
+    torch.manual_seed(0)
+    model = load("streaming").Transformer(2, 32, 4, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9)  # record()'s
+    for epoch in (1, 2):
+        losses = []
+        of_ranks = [batches(stream, workers, epoch) for stream in streams]
+        for parts in zip(*of_ranks, strict=True):
+            tokens, targets = map(torch.cat, zip(*parts, strict=True))
+            logits = model(tokens).flatten(0, 1)
+            loss = cross_entropy(logits, targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        for rank in seen:
+            found = rank["means"][epoch - 1]["loss"]
+            assert found == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 
 def test_the_last_micro_batch_of_a_step_synchronises(monkeypatch):

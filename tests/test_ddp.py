@@ -116,6 +116,7 @@ ELSEWHERE = {  # compared in another way
     f"{CINIC}_wandb.py": "test_cinic.py",
     f"{CINIC}_syncbn.py": "test_cinic.py",
     f"{BEYOND}/compiled.py": "test_beyond.py",
+    f"{BEYOND}/streaming.py": "test_beyond.py",
     f"{BEYOND}/bf16_gradients.py": "below",
     f"{BEYOND}/powersgd.py": "below",
     f"{INTRO}/ddp_no_sampler.py": "below",

@@ -11,7 +11,11 @@ from pairs import PAIRS
 
 SCRIPTS = sorted({script for pair in PAIRS for script in pair[:2]})
 WRAP = "ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept"
+SHARD = "a shard per rank"
 NO_COUNTERPART = {
+    "from dataset import random_sequences",  # a stream has no data set
+    "train_set = random_sequences(args.sequences, args.length)",
+    f"sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: {SHARD}",
     "model = make_model(args)",  # TensorFlow's scope is opened around it
     f"{WRAP} in sync",  # LocalSGD has no wrapper
 }

@@ -1,0 +1,98 @@
+"""Train a transformer on sequences of tokens: one GPU, DataParallel, DDP, others.
+
+    sbatch jobscript.sh single.py     # one GPU
+    sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
+    sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
+    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
+    sbatch jobscript_ddp.sh beyond_ddp/streaming.py  # STREAM: data in many files
+
+Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist  # DDP: communication between processes
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader  # STREAM: no sampler
+
+from common.cli import OptionParser, at_least
+from common.data import data_root  # STREAM: the folder of the files
+from common.device import get_device, get_ranks  # DDP: its ranks
+from common.log import RunLog
+from common.metrics import batch_sums, to_metrics
+from data_stream import ShardStream  # STREAM: reads them while it trains
+from model import Transformer
+
+
+def train(model, batches, optimizer, device):
+    """Train for an epoch; return the mean loss and the accuracy in %."""
+    sums = torch.zeros(3, device=device)
+    for tokens, targets in batches:
+        tokens = tokens.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True).flatten()
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets)
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
+    return to_metrics(sums)
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--epochs", type=at_least(1), default=4, help="epochs")
+    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
+    add("--workers", type=at_least(0), default=2, help="per GPU")  # STREAM: readers
+    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
+    add("--layers", type=at_least(1), default=12, help="transformer layers")
+    add("--width", type=at_least(1), default=768, help="embedding dimension")
+    add("--heads", type=at_least(1), default=12, help="attention heads")
+    add("--length", type=at_least(1), default=256, help="tokens per sequence")
+    add("--verbose", action="store_true", help="print the shape of each input")
+    add("--seed", type=int, default=0, help="random seed")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
+
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
+    torch.manual_seed(args.seed)
+
+    folder = data_root() / "sequences"  # STREAM: of files that exist already
+    size = args.layers, args.width, args.heads, args.length
+    model = Transformer(*size, verbose=args.verbose).to(device)
+    log = RunLog(args, device, unit="tokens")
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
+    parameters = sum(p.numel() for p in model.parameters())
+    log.print(f"Parameters: {parameters / 1e6:.1f} million")
+
+    stream = ShardStream(  # STREAM: the batches of this rank, in place of a sampler
+        folder, args.sequences, args.length, args.batch_size, args.workers, args.seed
+    )
+    batch_size = args.batch_size
+    loader = DataLoader(  # STREAM: passes the batches on as they are
+        stream, None, num_workers=args.workers, pin_memory=device.type != "cpu"
+    )
+    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        stream.set_epoch(epoch)  # STREAM: a new order of files and sequences
+        batches = loader if args.verbose else log.progress(loader)
+        epoch_start = time.perf_counter()
+        trained = train(ddp_model, batches, optimizer, device)  # DDP: wrapped
+        seconds = time.perf_counter() - epoch_start
+        step = {"milliseconds": 1000 * seconds / len(loader)}
+        tokens = len(loader) * batch_size * args.length * world_size  # STREAM: read
+        log.epoch(epoch, tokens, seconds, train=trained, step=step)
+    training = time.perf_counter() - start
+    log.print(f"Total training time: {training:.1f} s")
+    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Write the files for streaming.py, to DATADIR/sequences or data/sequences."""
+
+import numpy as np
+import torch
+
+from common.cli import OptionParser, at_least
+from common.data import data_root
+from dataset import random_sequences
+
+
+def main():
+    parser = OptionParser(__doc__)
+    add = parser.add_argument
+    add("--shards", type=at_least(1), default=16, help="files")
+    add("--tokens", type=at_least(1), default=16384, help="per file, and one more")
+    args = parser.parse_args()
+    folder = data_root() / "sequences"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("shard*.npy"):
+        old.unlink()
+    rows = random_sequences(args.shards, args.tokens + 1).images
+    for i, tokens in enumerate(rows.to(torch.uint8)):  # 256 different tokens
+        np.save(folder / f"shard{i:03}.npy", tokens.numpy())
+    print(f"{args.shards} shards of {args.tokens} tokens in {folder}")
+
+
+if __name__ == "__main__":
+    main()
