@@ -203,7 +203,7 @@ def test_ctrl_c_prints_one_line(launch, intro):
     command = ["bash", launch, "ddp.py", *ENDLESS]
     status, shown = on_terminal(command, intro, stop_at="Epoch 2: ")
     assert status in (130, -signal.SIGINT), shown  # bash ends as its script did
-    if "2nodes" not in launch:  # there bash ends both
+    if "2nodes" not in launch:  # there bash ends both, without a word
         assert shown.count("Stopped by Ctrl-C") == 1, shown
     assert "Traceback" not in shown and "Error" not in shown, shown
 

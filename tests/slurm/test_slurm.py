@@ -164,7 +164,8 @@ def test_torchrun_of_other_peoples_scripts(sbatch, exercise):
     asked = "--nodes=2", "--gpus-per-node=2"
     header = "".join(f"#SBATCH {option}\n" for option in asked)
     (exercise / "job.sh").write_text(f"#!/bin/bash\n{header}{lines}")
-    found = ends_as(sbatch(exercise, "job.sh"), "COMPLETED", 0)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # has torchrun
+    found = ends_as(sbatch(exercise, "job.sh", PATH=path), "COMPLETED", 0)
     for rank in range(4):
         assert f"n{rank // 2 + 1} {rank} {rank % 2} 4\n" in found
 
