@@ -79,6 +79,12 @@ def test_each_link_leads_somewhere(pages):
                 assert not anchor or anchor in ids[target], f"{page}: {link}"
 
 
+def test_tables_are_tables_also_in_answers(pages):
+    for page in pages.rglob("*.html"):
+        text = re.sub(r"<pre.*?</pre>", "", page.read_text(), flags=re.S)
+        assert "|--" not in text, page
+
+
 def test_the_pages_need_no_network(pages):
     files = [file for file in pages.rglob("*") if file.suffix in (".html", ".css")]
     for file in files:
@@ -119,8 +125,8 @@ def test_a_pair_has_the_questions_about_it(pages):
     for (left, right), page in build.pairs().items():
         text = (pages / page).read_text()
         if right.startswith("clinic"):  # one question for each patient
-            number = re.search(r"\d", right)[0]
-            assert re.findall("<li value=(.)", text) == [number]
+            number = re.search(r"\d+", right)[0]
+            assert re.findall(r"<li value=(\d+)", text) == [number]
         command = f"diff -W 180 -y {os.path.relpath(left, 'dp_ddp_intro')} "
         for section in re.split("^## ", BEYOND, flags=re.M):
             if command + os.path.relpath(right, "dp_ddp_intro") + " " in section:

@@ -24,6 +24,7 @@ from pathlib import Path
 from string import Template
 
 import mistune
+from mistune.plugins.table import table_in_list
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import BashLexer, TextLexer, find_lexer_class_for_filename
@@ -34,6 +35,7 @@ from pairs import PAIRS
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 FIRST = "dp_ddp_intro"  # the lesson that explains what all have
+PLUGINS = ["table", table_in_list]
 CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
 PICTURE = "dp_ddp_intro/ddp-after-single.html#a-shard-per-rank"
@@ -109,7 +111,7 @@ def find(name, folder):
 
 @cache
 def parse(file):
-    parser = mistune.create_markdown(renderer=None, plugins=["table"])
+    parser = mistune.create_markdown(renderer=None, plugins=PLUGINS)
     return parser((REPOSITORY / file).read_text())
 
 
@@ -152,7 +154,7 @@ class Renderer(mistune.HTMLRenderer):
     def __init__(self, file, page):
         super().__init__(escape=False)
         self.file, self.folder, self.page = file, Path(file).parent, page
-        self.parse = mistune.create_markdown(renderer=self, plugins=["table"])
+        self.parse = mistune.create_markdown(renderer=self, plugins=PLUGINS)
         self.script = None
 
     def html(self, tokens):
