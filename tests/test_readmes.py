@@ -15,10 +15,13 @@ from conftest import EXERCISES, REPOSITORY, copy_checkout
 README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
 DOCS += [f"bench/{README}", f"bench/predict/{README}"]
-LAB = [f"cinic_lab/{page}.md" for page in ("REQUEUE", "SYNCBN")]
-LAB += [f"dp_ddp_intro/{page}.md" for page in ("DATA_PARALLEL", "TENSORFLOW")]
-BEYOND = f"dp_ddp_intro/beyond_ddp/{README}"
-FILES = [README, *DOCS, *(f"{name}/{README}" for name in EXERCISES), BEYOND, *LAB]
+PAGES = [
+    str(page.relative_to(REPOSITORY))
+    for folder in (*EXERCISES, "dp_ddp_intro/beyond_ddp")
+    for page in sorted(REPOSITORY.glob(f"{folder}/*.md"))
+    if page.name not in ("ANSWERS.md", "ROWS.md")
+]
+FILES = [README, *DOCS, *PAGES]
 MARKS = {
     "needs a GPU",
     "needs Slurm",
