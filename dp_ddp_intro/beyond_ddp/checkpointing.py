@@ -66,7 +66,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    for block in model.layers[1:-2]:  # AC: keep the inputs of blocks alone
+    for block in model.layers[1:-2]:  # AC: keep only the input of each block
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     log = RunLog(args, device, unit="tokens")
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync

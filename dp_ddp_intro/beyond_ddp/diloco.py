@@ -42,7 +42,7 @@ def train(model, batches, optimizer, device, h, n, shared, outer):  # DILOCO: ou
             weights = utils.parameters_to_vector(model.parameters()).detach()
             dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
             shared.grad = shared - weights  # DILOCO: the mean change, as a gradient
-            outer.step()  # DILOCO: moves the weights that all ranks had
+            outer.step()  # DILOCO: updates the shared weights
             weights.copy_(shared)
             utils.vector_to_parameters(weights, model.parameters())
     dist.all_reduce(sums)  # DDP: the sum over all ranks
@@ -55,7 +55,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="epochs")
     add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--local-steps", type=at_least(1), default=8, help="per mean")  # LSGD: h
+    add("--local-steps", type=at_least(1), default=8, help="local steps")  # LSGD: h
     # DILOCO: an outer learning rate of 1 without momentum is LocalSGD
     add("--outer-lr", type=at_least(0.0), default=0.7, help="outer learning rate")
     add("--outer-momentum", type=at_least(0.0), default=0.9, help="outer momentum")

@@ -48,7 +48,7 @@ def main():
     add("--epochs", type=at_least(1), default=4, help="epochs")
     add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--matrix-rank", type=at_least(1), default=2, help="of factors")  # HOOK: r
+    add("--matrix-rank", type=at_least(1), default=2, help="factor rank")  # HOOK: r
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="transformer layers")
     add("--width", type=at_least(1), default=768, help="embedding dimension")

@@ -46,7 +46,7 @@ def main():
     add = parser.add_argument
     add("--epochs", type=at_least(1), default=4, help="epochs")
     add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
-    add("--workers", type=at_least(0), default=2, help="per GPU")  # STREAM: readers
+    add("--workers", type=at_least(0), default=2, help="readers")  # STREAM: per GPU
     add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
     add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
     add("--layers", type=at_least(1), default=12, help="transformer layers")

@@ -12,7 +12,7 @@ def main():
     parser = OptionParser(__doc__)
     add = parser.add_argument
     add("--shards", type=at_least(1), default=16, help="files")
-    add("--tokens", type=at_least(1), default=16384, help="per file, and one more")
+    add("--tokens", type=at_least(1), default=16384, help="tokens per file")
     args = parser.parse_args()
     folder = data_root() / "sequences"
     folder.mkdir(parents=True, exist_ok=True)

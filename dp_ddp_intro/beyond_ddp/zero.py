@@ -69,7 +69,7 @@ def main():
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: the class alone
+    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: not an object
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
