@@ -14,10 +14,10 @@ def random_sequences(count, length, seed=0):
     any token follows. Knowing the successors gives a loss of 0.9, a uniform guess
     ln(256) = 5.5. The seed is fixed so that all processes make the same data.
     """
-    random = torch.Generator().manual_seed(seed)
-    successor = torch.randperm(VOCABULARY, generator=random)
-    noise = torch.rand(count, length + 1, generator=random) < 0.1
-    tokens = torch.randint(VOCABULARY, (count, length + 1), generator=random)
+    generator = torch.Generator().manual_seed(seed)
+    successor = torch.randperm(VOCABULARY, generator=generator)
+    noise = torch.rand(count, length + 1, generator=generator) < 0.1
+    tokens = torch.randint(VOCABULARY, (count, length + 1), generator=generator)
     for i in range(1, length + 1):
         follows = successor[tokens[:, i - 1]]
         tokens[:, i] = torch.where(noise[:, i], tokens[:, i], follows)

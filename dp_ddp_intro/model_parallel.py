@@ -54,7 +54,7 @@ def second_half(layers, micro_batches, width):
         dist.recv(received, 0)
         inputs.append(received.requires_grad_())
         logits = layers(received)
-        # Divided by the whole batch's count: the gradients add up to its mean's.
+        # Divided by the whole batch's count, so that gradients add up to its mean's.
         loss = cross_entropy(logits, targets.flatten(), reduction="sum") / count
         losses.append(loss)
     for received, loss in zip(inputs, losses, strict=True):

@@ -40,10 +40,10 @@ if torch.accelerator.is_available():
     device = torch.accelerator.current_accelerator()
 dist.init_process_group()
 torch.manual_seed(0)
-random = torch.Generator().manual_seed(0)  # every process makes the same data
-successor = torch.randperm(VOCABULARY, generator=random)
-noise = torch.rand(1024, LENGTH + 1, generator=random) < 0.1
-tokens = torch.randint(VOCABULARY, noise.shape, generator=random)
+generator = torch.Generator().manual_seed(0)  # every process makes the same data
+successor = torch.randperm(VOCABULARY, generator=generator)
+noise = torch.rand(1024, LENGTH + 1, generator=generator) < 0.1
+tokens = torch.randint(VOCABULARY, noise.shape, generator=generator)
 for i in range(1, LENGTH + 1):
     follows = successor[tokens[:, i - 1]]
     tokens[:, i] = torch.where(noise[:, i], tokens[:, i], follows)

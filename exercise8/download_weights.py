@@ -20,9 +20,8 @@ def main():
     args = parser.parse_args()
     file = WEIGHTS["vgg16"]
     if not os.path.exists(file):  # Path.exists() raises if the folder is unreadable
-        checksum = file.stem.split("-")[
-            1
-        ]  # its first digits end PyTorch's file name
+        # PyTorch's file name ends with the first digits of the checksum.
+        checksum = file.stem.split("-")[1]
         fetch(args.url, file, checksum, algorithm="sha256")
     print(f"{file} is ready")
 

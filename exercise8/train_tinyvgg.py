@@ -2,8 +2,8 @@
 
     python train_tinyvgg.py        # half an hour on two cores
 
-Each image shows one of 10 shapes with one of 10 textures, on a ground with one of 10
-textures. The model learns to name all three. There are no cats or dogs among them.
+Each image shows one of 10 shapes with one of 10 textures, on a background with one
+of 10 textures. The model learns to name all three. No shape is a cat or a dog.
 """
 
 import math
@@ -34,7 +34,7 @@ SHAPES = (
 )
 
 
-def texture(rng, kind, width, height):
+def draw_texture(rng, kind, width, height):
     """Return an RGB image of a texture with random colours, scale and direction."""
     first, second = rng.uniform(0, 255, (2, 3))
     angle, period = (
@@ -107,8 +107,8 @@ def outlines(shape):
     }[shape]
 
 
-def draw_shape(rng, shape, size, fill, ground):
-    """Return an RGB image, size x size, of a textured shape on a textured ground."""
+def draw_shape(rng, shape, size, fill, background):
+    """Return an RGB image, size x size, of a textured shape on a texture."""
     turn, radius = rng.uniform(-math.pi, math.pi), rng.uniform(0.2, 0.42) * size
     centre, squeeze = rng.uniform(0.4, 0.6, 2) * size, [1, rng.uniform(0.75, 1)]
     rotation = radius * np.array(
@@ -119,17 +119,19 @@ def draw_shape(rng, shape, size, fill, ground):
         for points in polygons:
             points = (points * squeeze) @ rotation + centre
             ImageDraw.Draw(mask).polygon([tuple(p) for p in points], fill=value)
-    fill = texture(rng, fill, size, size)
-    ground = texture(rng, ground, size, size)
-    return Image.composite(fill, ground, mask)
+    fill = draw_texture(rng, fill, size, size)
+    background = draw_texture(rng, background, size, size)
+    return Image.composite(fill, background, mask)
 
 
 def draw_image(seed):
     """Return a uint8 image (3, SIZE, SIZE) and its three class indices."""
     rng = np.random.default_rng(seed)
-    shape, fill, ground = rng.integers(0, 10, 3)
-    image = draw_shape(rng, SHAPES[shape], SIZE, TEXTURES[fill], TEXTURES[ground])
-    return pil_to_tensor(image), torch.tensor([shape, fill, ground])
+    shape, fill, background = rng.integers(0, 10, 3)
+    image = draw_shape(
+        rng, SHAPES[shape], SIZE, TEXTURES[fill], TEXTURES[background]
+    )
+    return pil_to_tensor(image), torch.tensor([shape, fill, background])
 
 
 def main():
@@ -180,7 +182,7 @@ def main():
         print(
             f"epoch {epoch + 1}: loss {loss:.3f}; held-out accuracy: shape "
             f"{accuracy[0]:.1f} %, fill {accuracy[1]:.1f} %, "
-            f"ground {accuracy[2]:.1f} %",
+            f"background {accuracy[2]:.1f} %",
             flush=True,
         )
 

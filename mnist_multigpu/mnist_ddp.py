@@ -53,7 +53,7 @@ class Net(nn.Module):
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(self.conv2(x), 2)  # the largest of 2 x 2: (N, 64, 12, 12)
-        x = F.relu(x)  # as before pooling, but on a quarter of the values
+        x = F.relu(x)  # the same as before pooling, at a quarter of the work
         x = self.dropout1(x).flatten(1)
         x = F.relu(self.fc1(x))
         x = self.fc2(self.dropout2(x))
@@ -126,7 +126,7 @@ def main():
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
-    profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile for each
+    profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile per rank
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, test_set = mnist()

@@ -52,7 +52,7 @@ class Net(nn.Module):
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(self.conv2(x), 2)  # the largest of 2 x 2: (N, 64, 12, 12)
-        x = F.relu(x)  # as before pooling, but on a quarter of the values
+        x = F.relu(x)  # the same as before pooling, at a quarter of the work
         x = self.dropout1(x).flatten(1)
         x = F.relu(self.fc1(x))
         x = self.fc2(self.dropout2(x))
@@ -125,12 +125,12 @@ def main():
 
     train_set, test_set = mnist()
     model = Net().to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus)  # DP: counts all the GPUs
+    log = RunLog(args, device, gpus)  # DP: counts all GPUs
     dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
-    batch_size = args.batch_size * gpus  # DP: for all GPUs
+    batch_size = args.batch_size * gpus  # DP: split over all GPUs
     sampler = RandomSampler(train_set)
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, workers=args.workers

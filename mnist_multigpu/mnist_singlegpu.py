@@ -52,7 +52,7 @@ class Net(nn.Module):
     def forward(self, x):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(self.conv2(x), 2)  # the largest of 2 x 2: (N, 64, 12, 12)
-        x = F.relu(x)  # as before pooling, but on a quarter of the values
+        x = F.relu(x)  # the same as before pooling, at a quarter of the work
         x = self.dropout1(x).flatten(1)
         x = F.relu(self.fc1(x))
         x = self.fc2(self.dropout2(x))

@@ -13,10 +13,10 @@ def random_sequences(count, length, seed=0):
     any token follows. Knowing the successors gives a loss of 0.9, a uniform guess
     ln(256) = 5.5. The seed is fixed so that all processes make the same data.
     """
-    random = np.random.default_rng(seed)
-    successor = random.permutation(VOCABULARY)
-    noise = random.random((count, length + 1)) < 0.1
-    tokens = random.integers(VOCABULARY, size=(count, length + 1))
+    rng = np.random.default_rng(seed)
+    successor = rng.permutation(VOCABULARY)
+    noise = rng.random((count, length + 1)) < 0.1
+    tokens = rng.integers(VOCABULARY, size=(count, length + 1))
     for i in range(1, length + 1):
         follows = successor[tokens[:, i - 1]]
         tokens[:, i] = np.where(noise[:, i], tokens[:, i], follows)

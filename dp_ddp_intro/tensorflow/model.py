@@ -16,7 +16,7 @@ if keras.__version__ < "3":
     )
 
 
-def say_hello(tokens):
+def print_input_size(tokens):
     """Print each replica's number and the size of its input, in each step."""
     replica = tf.distribute.get_replica_context()
     if replica:  # None while the model is being built
@@ -36,7 +36,7 @@ class Embedding(layers.Layer):
 
     def call(self, tokens):
         if self.verbose:
-            say_hello(tokens)
+            print_input_size(tokens)
         # Not layers.Embedding: if a token occurs twice, Keras's Adam applies sparse
         # gradients differently on one device and on two (tested with 3.15).
         return keras.ops.one_hot(tokens, VOCABULARY) @ self.token + self.position
