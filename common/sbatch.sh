@@ -1,21 +1,27 @@
 # Sourced by env.sh in an interactive shell without Slurm, so that the READMEs' commands work.
 # sbatch [OPTIONS] SCRIPT [ARGUMENTS]: run a script at once, without a queue.
 sbatch() {
-    local gpus=${GPUS:-} nodes=${NODES:-} ignored=()
+    local gpus=${GPUS:-} nodes=${NODES:-} ignored=() option
     while [[ ${1:-} == -* ]]; do
-        case $1 in
-            --gpus-per-node=* | --gres=gpu:*) gpus=${1##*[=:]} ;;
-            --nodes=*) nodes=${1#*=} ;;
-            --wait) ;; # it always waits
-            *) ignored+=("$1") ;;
-        esac
+        option=$1
         shift
+        # "-N 2" means "-N=2".
+        if [[ $option != *=* && ${1:-} =~ ^[^-] && $1 != *.* ]]; then
+            option+="=$1"
+            shift
+        fi
+        case $option in
+            --gpus-per-node=* | --gres=gpu:*) gpus=${option##*[=:]} ;;
+            --nodes=* | -N=*) nodes=${option#*=} ;;
+            --wait | -W) ;; # it always waits
+            *) ignored+=("$option") ;;
+        esac
     done
     if ((${#ignored[@]})); then
         echo "Ignored without Slurm: ${ignored[*]}" >&2
     fi
-    if [[ ! -f ${1:-} ]]; then
-        echo "Error: no run script ${1:-} in $PWD; write options as --name=value" >&2
+    if ! grep -q '^#!' "${1:-}" 2> /dev/null; then
+        echo "Error: '${1:-}' is not a run script in $PWD: put one first, such as run.sh" >&2
         return 2
     fi
     GPUS=$gpus NODES=$nodes bash "$@"

@@ -549,28 +549,31 @@ def test_python_is_a_function_only_in_a_shell(tmp_path):
     "slurm, hidden, shown",
     [
         (0, "-1", ["", "file"]),  # Slurm answers
-        (1, "-1", ["--epochs 1", "function", "4, 3: small", "status 3"]),
-        (1, "0", ["", "function", "4, 3: small", "status 3"]),
+        (1, "-1", ["--epochs 1", "function", *["4, 3: small", "status 3"] * 2]),
+        (1, "0", ["", "function", *["4, 3: small", "status 3"] * 2]),
     ],
 )
 def test_sbatch_in_a_shell_without_slurm(slurm, hidden, shown, tmp_path):
     """A function runs the script, without a GPU with SMALL."""
     has_driver = "has_driver() { [[ $CUDA_VISIBLE_DEVICES != -1 ]]; }"
     common = copy_common(tmp_path, f"PYTHON=({sys.executable}); {has_driver}")
-    (tmp_path / "job.sh").write_text('echo "$GPUS, $NODES: $1"; exit 3')
+    (tmp_path / "job.sh").write_text('#!/bin/sh\necho "$GPUS, $NODES: $1"; exit 3')
     (tmp_path / "small.txt").write_text("--epochs 1\n")
     for name, status in (("sinfo", slurm), ("sbatch", 0)):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}")
         (tmp_path / name).chmod(0o755)
     show = 'echo "${SMALL:-}"; type -t sbatch; [[ $(type -t sbatch) == file ]] || {'
     show += " sbatch --gpus-per-node=4 --nodes=3 --time=1 job.sh small; "
-    show += "echo status $?; sbatch none.sh; }"
+    show += "echo status $?; sbatch --gpus-per-node 4 -N 3 job.sh small; "
+    show += "echo status $?; sbatch none.sh; sbatch small.txt; }"
     path = f"{tmp_path}:{os.environ['PATH']}"
     env = {"CUDA_VISIBLE_DEVICES": hidden, "SITE": "own", "PATH": path}
     done = source(common, show, "cd ..", ["--norc", "-i"], **env)
     assert done.stdout.splitlines() == shown, done.stderr
     assert ("Ignored without Slurm: --time=1" in done.stderr) == bool(slurm)
-    assert ("Error: no run script none.sh" in done.stderr) == bool(slurm)
+    for name in ("none.sh", "small.txt"):
+        what = f"Error: '{name}' is not a run script"
+        assert (what in done.stderr) == bool(slurm)
 
 
 def in_bash(show, **env):
