@@ -14,4 +14,4 @@ FRAMEWORK=tensorflow
 source common/env.sh
 export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0 # only warnings and errors
 pick_gpus "1-${GPUS:-2}"
-exec "${PYTHON[@]}" "$@"
+exec "${PYTHON[@]}" "${1:?no script: run sbatch jobscript_tensorflow.sh SCRIPT.py}" "${@:2}"

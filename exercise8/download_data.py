@@ -3,7 +3,7 @@
     python download_data.py                 # from Microsoft, 790 MB
     python download_data.py --from FOLDER   # with train-2000/, or its splits
 
-Run it once, on a login node: compute nodes usually have no network. The data go to
+Run it once, on a login node: compute nodes usually have no network. The data goes to
 DATADIR or, if that is not set, to data/ in the repository. After an interrupted
 download, run the command again.
 """

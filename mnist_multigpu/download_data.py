@@ -3,8 +3,8 @@
     python download_data.py
     python download_data.py --from FOLDER   # with MNIST/raw/
 
-Run it on a login node: compute nodes usually have no network. The data go to DATADIR
-or, if that is not set, to data/ in the repository.
+Run it on a login node: compute nodes usually have no network. The data goes to
+DATADIR or, if that is not set, to data/ in the repository.
 """
 
 from torchvision.datasets import MNIST

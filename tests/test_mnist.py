@@ -42,7 +42,7 @@ def check(done, exercise, processes, batches):
         r"Test set: Average loss: [\d.]+, Accuracy: (\d+)/100 \(\1 %\)",
         r"Total training time: [\d.]+ s",
     ):
-        # The profiler's lines of another process may lack their ends.
+        # The other rank's profiler may print its lines without newlines.
         whole = rf"(?:^|\.txt|\.lprof|run:|-rtmz){line}$"
         assert len(re.findall(whole, done.stdout, re.M)) == 1, line
     shown = re.findall(r"^Train Epoch: 1 \[(.*)\]\tLoss: \d", done.stdout, re.M)

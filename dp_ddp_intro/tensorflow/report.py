@@ -36,9 +36,9 @@ def get_devices(cores):
 class Report(callbacks.Callback):
     """Prints one line per epoch and adds a result to logs/results.jsonl at the end.
 
-    It shows the progress within an epoch: a terminal has one line that changes, a
-    file gets a line every 30 seconds. With enabled=False it prints and writes
-    nothing: only one of several workers reports.
+    It shows the progress within an epoch: on a terminal in one line that changes, in
+    a file by a line every 30 seconds. With enabled=False it prints and writes
+    nothing, since only one of several workers reports.
     """
 
     def __init__(self, args, dataset, replicas, nodes=1, enabled=True):
