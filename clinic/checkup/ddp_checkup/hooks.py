@@ -120,7 +120,9 @@ def before_collective(name, values):
         return
     what = [name]
     if "object" not in name:  # objects may have different sizes
-        what += [str(tuple(v.shape)) for v in values if isinstance(v, torch.Tensor)]
+        first = name == "all_to_all_single"  # rows differ by rank
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        what += [str(tuple(v.shape[first:])) for v in tensors]
     if name in ("broadcast", "reduce"):
         what += [f"of rank {n}" for n in numbers]
     if name in REDUCTIONS or name in GATHERS:
