@@ -13,10 +13,10 @@ from common.cli import UserError
 class ShardStream(IterableDataset):
     """This rank's batches (tokens, next tokens), each (batch_size, length).
 
-    sequences: per epoch, on all ranks. They come from files of tokens, uint8 (n,),
-    and each epoch has another order of the files, and of the sequences in a file.
-    What fills no batch at a file's end is left out. Raises UserError if files are
-    missing or damaged, too small, or cannot be shared equally.
+    sequences: per epoch, on all ranks. They come from files of tokens, uint8 (n,).
+    Each epoch shuffles the files, and the sequences of each file. Sequences at the
+    end of a file that do not fill a batch are dropped. Raises UserError if files are
+    missing, damaged or too small, or cannot be shared equally.
     """
 
     def __init__(self, folder, sequences, length, batch_size, workers, seed):
@@ -25,13 +25,13 @@ class ShardStream(IterableDataset):
         self.batches = sequences // (batch_size * self.world_size)  # per rank
         self.epoch = self.first = 0
         self.files = sorted(folder.glob("shard*.npy"))
-        again = "run `python beyond_ddp/write_shards.py`"
+        write = "run `python beyond_ddp/write_shards.py`"
         try:
             sizes = {np.load(file, mmap_mode="r").size for file in self.files}
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot read the shards ({error}): {again}") from None
+            raise UserError(f"cannot read the shards ({error}): {write}") from None
         if len(sizes) != 1:
-            raise UserError(f"no shards of one size in {folder}: {again}")
+            raise UserError(f"no shards of one size in {folder}: {write}")
         readers = self.world_size * max(1, workers)
         if len(self.files) % readers:
             raise UserError(
@@ -56,10 +56,10 @@ class ShardStream(IterableDataset):
     def __iter__(self):
         info = get_worker_info()  # of this worker; None in the main process
         number, workers = (info.id, info.num_workers) if info else (0, 1)
-        # The loader takes a batch of each worker in turn, and begins with number 0,
-        # which so becomes the worker whose turn it is after those that are skipped.
+        # The loader takes batches from its workers in turn, starting with worker 0.
+        # If batches are skipped, worker 0 must act as the one whose turn is next.
         worker = (number + self.first) % workers
-        skipped = len(range(worker, self.first, workers))  # they are not read
+        skipped = len(range(worker, self.first, workers))  # batches, not read
         last = len(range(worker, self.batches, workers))
         reader = self.rank * workers + worker
         for tokens, starts in islice(self.plan(reader, workers), skipped, last):
@@ -69,7 +69,7 @@ class ShardStream(IterableDataset):
 
     def plan(self, reader, workers):
         """Yield (a file's tokens, where each sequence of a batch starts)."""
-        random = np.random.default_rng([self.seed, self.epoch])  # alike everywhere
+        random = np.random.default_rng([self.seed, self.epoch])  # same on all ranks
         files = random.permutation(self.files)
         for number in range(reader, len(files), self.world_size * workers):
             tokens = np.load(files[number], mmap_mode="r")
