@@ -48,6 +48,7 @@ PAIRS = [
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/fsdp_tp.py", "TP", 20),
     (f"{INTRO}/single.py", f"{BEYOND}/context_parallel.py", "CP", 25),
     (f"{INTRO}/single.py", f"{BEYOND}/pipeline.py", "PP", 28),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/experts.py", "EP", 15),
     (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py", "MIRRORED", 6),
     *(
         (f"clinic/patient{n}.py", f"clinic/solutions/patient{n}.py", "FIX", 4)

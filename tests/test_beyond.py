@@ -4,6 +4,7 @@ test_ddp.py tests that each script trains as one process does.
 """
 
 import importlib
+import math
 import os
 import pickle
 import re
@@ -22,7 +23,12 @@ from fork_ranks import Run
 from record_rank import record
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.functional import (
+    cross_entropy,
+    one_hot,
+    scaled_dot_product_attention,
+    silu,
+)
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -208,6 +214,7 @@ def test_a_pipeline_runs_as_drawn(schedule, name, tmp_path, monkeypatch):
             ["--heads=1"],
             "1 heads .* over 2 GPUs; use --heads 2",
         ),
+        ("experts", 2, ["--experts=3"], "3 experts .* 2 GPUs; use --experts 8"),
         ("fsdp_tp", 2, ["--tensor=3"], "3 must divide 2 .* 4 heads; use --tensor 1"),
         ("fsdp_tp", 4, ["--heads=1"], "2 must divide 4 .* 1 heads; use --tensor 1"),
         ("pipeline", 4, [], "4 stages .*--layers 4"),
@@ -478,6 +485,81 @@ def test_streaming_has_the_losses_of_one_process(workers, tmp_path, monkeypatch)
         for rank in seen:
             found = rank["means"][epoch - 1]["loss"]
             assert found == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+
+
+class AllExperts(nn.Module):
+    """A mixture in one process, where each token goes through all experts."""
+
+    def __init__(self, experts, ranks, capacity):
+        super().__init__()
+        self.router = nn.Linear(32, experts)
+        self.ranks, self.capacity = ranks, capacity
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        weights = self.router(rows).softmax(-1)
+        chosen = one_hot(weights.argmax(-1), len(self.experts))
+        self.balance = (chosen.float().mean(0) * weights.mean(0)).sum()
+        self.balance = self.balance * len(self.experts)
+        if self.capacity:  # counted in each rank's part of the batch
+            parts = chosen.chunk(self.ranks)
+            limit = math.ceil(self.capacity * len(parts[0]) / len(self.experts))
+            chosen = torch.cat([part * (part.cumsum(0) <= limit) for part in parts])
+        results = torch.stack([expert(rows) for expert in self.experts], -1)
+        return (results * (weights * chosen)[:, None]).sum(-1).view_as(x)
+
+
+@pytest.mark.parametrize(
+    "ranks, experts, balance, capacity", [(2, 4, 0.01, 0), (3, 6, 1, 0.8)]
+)
+def test_experts_on_other_ranks_train_as_in_one_process(
+    ranks, experts, balance, capacity, tmp_path
+):
+    options = f"--experts={experts} --balance={balance} --capacity={capacity}"
+    run = start(tmp_path, "experts", "--epochs=2", *options.split(), ranks=ranks)
+    seen = run.results()
+    if capacity:
+        dropped = re.findall(r"dropped tokens (\S+)%", run.output())
+        assert min(map(float, dropped)) > 0
+    module = load("experts")
+    torch.manual_seed(0)
+    model, mixtures = module.Transformer(2, 32, 4, 16), []
+    for block in model.layers[1:-2]:
+        block.mlp = AllExperts(experts, ranks, capacity)
+        mixtures.append(block.mlp)
+    for mixture in mixtures:
+        mlps = [
+            (nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+            for _ in range(experts)
+        ]
+        mixture.experts = nn.ModuleList(nn.Sequential(*mlp) for mlp in mlps)
+    optimizer = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9)  # record()'s
+    data = module.random_sequences(48, 16)
+    samplers = [DistributedSampler(data, ranks, rank) for rank in range(ranks)]
+    for epoch in (1, 2):
+        losses = []
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        orders = [
+            torch.tensor(list(sampler)).split(12 // ranks) for sampler in samplers
+        ]
+        for parts in zip(*orders, strict=True):
+            chosen = torch.cat(parts)
+            logits = model(data.images[chosen]).flatten(0, 1)
+            loss = cross_entropy(logits, data.labels[chosen].flatten())
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            (loss + balance * sum(m.balance for m in mixtures)).backward()
+            optimizer.step()
+        for rank in seen:
+            found = rank["means"][epoch - 1]["loss"]
+            assert found == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+    own, all_experts = experts // ranks, [mixture.experts for mixture in mixtures]
+    for rank, found in enumerate(seen):
+        for mixture, of_layer in zip(mixtures, all_experts, strict=True):
+            mixture.experts = of_layer[rank * own : (rank + 1) * own]
+        for one, other in zip(found["weights"], model.parameters(), strict=True):
+            torch.testing.assert_close(one, other.detach(), rtol=0, atol=1e-4)
 
 
 def test_the_last_micro_batch_of_a_step_synchronises(monkeypatch):

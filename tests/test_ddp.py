@@ -52,6 +52,9 @@ UNSEEN = {  # besides; TP has collectives of its own
 }
 LOCAL = {"local_sgd", "diloco"}  # they average weights, not gradients
 UNSEEN |= {name: {"unused-parameters", "weights"} for name in LOCAL}
+UNSEEN["experts"] = {"weights"}
+ON_PURPOSE = {name: {"gradients"} for name in LOCAL}
+ON_PURPOSE["experts"] = {"start", "gradients", "host-sync"}
 
 
 def slow(*values):
@@ -117,6 +120,7 @@ ELSEWHERE = {  # compared in another way
     f"{CINIC}_syncbn.py": "test_cinic.py",
     f"{BEYOND}/compiled.py": "test_beyond.py",
     f"{BEYOND}/streaming.py": "test_beyond.py",
+    f"{BEYOND}/experts.py": "test_beyond.py",
     f"{BEYOND}/bf16_gradients.py": "below",
     f"{BEYOND}/powersgd.py": "below",
     f"{INTRO}/ddp_no_sampler.py": "below",
@@ -242,13 +246,14 @@ def checkup(script, datadir, folder, options):
 
 
 SYNCBN = Case(f"{CINIC}_syncbn.py", AMP)
+EXPERTS = Case(f"{BEYOND}/experts.py", SINGLE)
 
 
 @pytest.mark.parametrize(
     "case",
     [
         c if name_of(c) in ("ddp", "cinic_ddp --dtype=fp32", "fsdp_tp") else slow(c)
-        for c in (*DDP, SYNCBN, *BEYOND_DDP)
+        for c in (*DDP, SYNCBN, EXPERTS, *BEYOND_DDP)
     ],
     ids=name_of,
 )
@@ -266,7 +271,7 @@ def test_the_checkup_finds_nothing(case, sample, tmp_path):
         expected.add("eval-coverage")  # there is none
     if case.copies != 1 and name not in LOCAL:
         expected |= REPLICAS
-    assert broken == ({"gradients"} if name in LOCAL else set())
+    assert broken == ON_PURPOSE.get(name, set())
     assert unseen == expected
 
 
