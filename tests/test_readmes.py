@@ -140,6 +140,16 @@ def test_commands_work_as_typed(file, sample, tmp_path):
         assert status in (said or usual), (command, shown)
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_quoted_lines_have_their_numbers(file):
+    """As in `no step for 30 s, at ddp.py:37 loss.backward()`."""
+    text = " ".join((REPOSITORY / file).read_text().split())
+    for name, number, code in re.findall(r"at (\w+\.py):(\d+) ([\w.]+\()", text):
+        (script,) = REPOSITORY.glob(f"*/{name}")
+        line = script.read_text().splitlines()[int(number) - 1]
+        assert line.strip().startswith(code), f"{name}:{number}"
+
+
 def table_rows(text):
     """Return the cells of each row of the tables in a text."""
     rows = re.findall(r"^\|(.*)\|$", text, re.M)
