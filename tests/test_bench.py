@@ -1,4 +1,4 @@
-"""bench.py and test_gpu.py, and compare.py with results.py."""
+"""bench.py, test_gpu.py and mfu.py, and compare.py with results.py."""
 
 import json
 import math
@@ -10,7 +10,14 @@ import pytest
 import timing
 from check import REQUIRED_FILES
 from compare import compare, make_owner_table, make_table, plot, print_table
-from conftest import REPOSITORY, copy_exercise, make_data, raises_user_error, run
+from conftest import (
+    REPOSITORY,
+    copy_exercise,
+    fails,
+    make_data,
+    raises_user_error,
+    run,
+)
 from results import find_files, name_owner, parse_run, read_runs
 
 
@@ -552,3 +559,63 @@ def test_the_page_of_a_class(tmp_path):
     assert "190.0" in first and "1.90" in first
     assert second.count("<tbody>") == 2 and "<b>ben" not in html
     assert "&lt;b&gt;ben" in second and "1.90" in second
+
+
+def mfu(exercise, tmp_path, runs, *options):
+    """Run mfu.py in an exercise; return the words of each line but the header."""
+    file = tmp_path / "results.jsonl"
+    file.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    command = [sys.executable, "../bench/mfu.py", file, *options]
+    done = run(command, REPOSITORY / exercise)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()[1:]]
+
+
+RESNET = {"arch": "resnet152", "image_size": 224, "backbone": None}
+GPT = {"layers": 12, "width": 768, "heads": 12, "length": 256, "unit": "tokens"}
+
+
+def test_mfu_of_gpus_is_relative_to_their_data_sheet(tmp_path):
+    a100 = {"device": "NVIDIA A100-SXM4-40GB", **RESNET}
+    runs = [
+        result("train_ddp_cifar100", 2, 1000, **a100),
+        result("train_cifar100", 1, 1000, amp=True, **a100),
+        result("train_cifar100", 1, 1000, amp=True, dtype="fp32", **a100),
+        result("mine", 1, 1000, **RESNET),
+    ]
+    two, amp, fp32, other, note = mfu("cifar100_demo", tmp_path, runs)
+    # 68.83 GFLOP an image: see test_parameters_and_flops_match_torchvision
+    assert two[-5:] == ["68.8", "34.4", "float32", "156", "22%"]
+    assert amp[-6:] == ["68.8", "68.8", "16", "bits", "312", "22%"]
+    assert fp32[-3:] == ["float32", "156", "44%"]
+    assert other[-3:] == ["float32", "?", "?"]
+    assert " ".join(note) == "1: no peak for H200: measure it, and add --check FILE"
+
+
+def test_mfu_of_a_cpu_is_relative_to_what_check_measured(tmp_path):
+    cpu = {"device": "CPU core (2 share 1)", "cpu": "AMD EPYC"}
+    speed = {"tokens_per_epoch": 2000, "tokens_per_second": 300}
+    runs = [result("ddp", 2, 1, **cpu, **GPT) | speed]
+    runs.append(result("fsdp", 2, 1, bf16=True, **cpu, **GPT) | speed)
+    found = {"device": "AMD EPYC", "float32_tflops": 0.1, "bfloat16_tflops": 0.4}
+    check = tmp_path / "check.json"
+    check.write_text(json.dumps({"processes": [found]}))
+    ddp, bf16 = mfu("dp_ddp_intro", tmp_path, runs, "--check", check)
+    # 6 FLOPs per weight (not of embeddings) and token, and 12 x layers x width x
+    # length for the attention (PaLM's appendix B, https://arxiv.org/abs/2204.02311)
+    weights = 12 * 12 * 768**2 + 768 * 256
+    gflop = (6 * weights + 12 * 12 * 768 * 256) / 1e9
+    assert float(ddp[-5]) == pytest.approx(gflop, rel=1e-2)
+    tflops = 150 * gflop / 1e3
+    assert ddp[-2:] == ["0.1", f"{tflops / 0.1:.0%}"]
+    assert bf16[-2:] == ["0.4", f"{tflops / 0.4:.0%}"]
+
+
+def test_mfu_of_other_exercises_and_a_damaged_check_are_errors(tmp_path):
+    file, check = tmp_path / "results.jsonl", tmp_path / "check.json"
+    file.write_text(json.dumps(result(NAME, 1, 100)))
+    check.write_text('{"processes": [{}]}')
+    command = [sys.executable, "../bench/mfu.py", file]
+    fails(run(command, REPOSITORY / "exercise8"), "run this in cifar100_demo or")
+    command += ["--check", check]
+    fails(run(command, REPOSITORY / "exercise8"), "run check.py again")
