@@ -11,7 +11,7 @@ help: # print this list
 demo: venv # exercise 8 on one GPU and on two (CPU cores stand in for missing GPUs)
 	@bash demo.sh
 
-test: lint # run each script as users do, and check what DDP promises
+test: lint # run each script as users do, and compare DDP with one process
 	.venv/bin/python -m pytest -n $(WORKERS)
 
 test-all: test test-slow # plus slow tests, TensorFlow and, as root, a real Slurm
@@ -26,13 +26,13 @@ lint: venv # check the style
 bench: venv # measure speeds against ceilings and naive versions
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
-test-gpu: # check everything that needs a GPU, in ten minutes; writes one file to send in
+test-gpu: # check everything that needs a GPU, in ten minutes; writes a file to send
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" test_gpu.py $(GPU)
 
 rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
 	@$(PYTHON) bench/rehearse.py "$(LESSON)" $(REHEARSE)
 
-pages: venv # the site: READMEs, answers, pairs line by line, in build/pages
+pages: venv # build the site in build/pages: READMEs, answers, pairs line by line
 	.venv/bin/python docs/pages/build.py
 
 venv: .venv/installed # install PyTorch and the other packages in .venv (older GPUs: TORCH=cu126 make venv)

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes .venv with PyTorch and the packages of these files, for `make venv`.
+# Makes .venv with PyTorch and the packages in these files, for `make venv`.
 #     bash install.sh PYTHON REQUIREMENTS.txt ...
 #     TORCH=cu126 make venv      another PyTorch: docs/CLUSTER.md#which-pytorch
 # TORCH names an index of PyTorch's wheels; common/sites/NAME.sh can set it. The default is
@@ -13,14 +13,14 @@ index=${TORCH_INDEX:-https://download.pytorch.org/whl}
 pip=(.venv/bin/pip --disable-pip-version-check)
 [[ -t 2 ]] || pip+=(--quiet) # progress bars only on a terminal
 
-ask_site() { # run a command with the settings of env.sh and the site's file
+with_site() { # run a command with the settings of env.sh and of the site's file
     (source common/env.sh &> /dev/null || true; "$@")
 }
-answers='import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=10)'
-there=$(cat .venv/installed 2> /dev/null || true)
-TORCH=${TORCH:-$(ask_site eval 'echo "${TORCH:-}"')} TORCH=${TORCH:-$there}
-if [[ ! $TORCH ]] && ! ask_site has_driver && ! command -v sbatch > /dev/null &&
-    "$python" -c "$answers" "$index/cpu/torch/" &> /dev/null; then
+open_url='import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=10)'
+installed=$(cat .venv/installed 2> /dev/null || true)
+TORCH=${TORCH:-$(with_site eval 'echo "${TORCH:-}"')} TORCH=${TORCH:-$installed}
+if [[ ! $TORCH ]] && ! with_site has_driver && ! command -v sbatch > /dev/null &&
+    "$python" -c "$open_url" "$index/cpu/torch/" &> /dev/null; then
     TORCH=cpu
     echo "No GPU and no Slurm here: installing PyTorch for CPUs (for GPUs: TORCH=cu126 make venv)"
 fi
@@ -28,7 +28,7 @@ fi
 "$python" -m venv .venv
 if [[ $TORCH ]]; then
     echo "Installing PyTorch from $index/$TORCH in .venv"
-    if [[ $TORCH != "$there" ]]; then # or pip would keep the old one
+    if [[ $TORCH != "$installed" ]]; then # or pip would keep the old one
         "${pip[@]}" uninstall --yes torch torchvision &> /dev/null
     fi
     "${pip[@]}" install torch torchvision --index-url "$index/$TORCH"

@@ -90,8 +90,8 @@ def print_row(line, status, job):
     print(ROW.format(*cells, status, command), flush=True)
     log, why = Path(job.get("StdErr") or job.get("StdOut", "")), job["Reason"]
     if log.is_file():
-        said = re.findall("^(?!srun:).+", log.read_text(errors="replace"), re.M)
-        why = f"see {log}: {''.join(said[-1:])}"
+        printed = re.findall("^(?!srun:).+", log.read_text(errors="replace"), re.M)
+        why = f"see {log}: {''.join(printed[-1:])}"
     if not ok:
         print(f"    {why}")
     return minutes, not ok
