@@ -1,4 +1,4 @@
-"""Checks your script of part 1, 2, 3 or 4: what is there, and what is missing.
+"""Check of your script for part 1, 2, 3 or 4: what is there and what is missing.
 
     python check_part.py amp my_amp.py
     python check_part.py tensorboard my_tensorboard.py

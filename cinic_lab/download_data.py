@@ -1,4 +1,4 @@
-"""Downloads the 270,000 images of CINIC-10 and prepares them for the scripts.
+"""Download and preparation of CINIC-10, 270,000 images.
 
     python download_data.py                 # 690 MB from Edinburgh
     python download_data.py --from FOLDER   # a folder with train/, valid/ and test/

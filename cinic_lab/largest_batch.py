@@ -1,4 +1,4 @@
-"""Finds the largest batch that fits into a GPU's memory, without and with AMP.
+"""Search for the largest batch that fits in GPU memory, without and with AMP.
 
     sbatch run.sh largest_batch.py --arch resnet152
 

@@ -1,8 +1,8 @@
-"""Makes synthetic data in place of CINIC-10, in its folders and format.
+"""Synthetic data in place of CINIC-10, in its folders and format.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-The data goes to data/sample in the repository, and is the same every time.
+It goes to data/sample in the repository and is the same every time.
 """
 
 import colorsys

@@ -434,3 +434,10 @@ def test_every_batchnorm_is_converted():
         assert [*after] == [*before]  # so any script can resume from the checkpoint
         assert all(torch.equal(after[name], before[name]) for name in before)
         assert type(converted) is cinic_ddp.Classifier  # which autocast is set on
+
+
+def test_the_command_in_the_answers_prints_their_flops():
+    answers = (REPOSITORY / "cinic_lab/ANSWERS.md").read_text()
+    (code,) = re.findall(r"python -c '(from get_parameters .*)'", answers)
+    done = run([sys.executable, "-c", code], REPOSITORY / "cifar100_demo")
+    assert f"{float(done.stdout) / 1e9:.3f} GFLOP per" in answers, done.stderr
