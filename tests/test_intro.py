@@ -30,7 +30,7 @@ def exercise(tmp_path):
 load = partial(conftest.load, "dp_ddp_intro")
 
 
-def result(exercise):
+def read_result(exercise):
     (line,) = (exercise / "logs/results.jsonl").open()
     return json.loads(line)
 
@@ -49,7 +49,7 @@ def test_the_loss_falls(exercise):
     assert len(losses) == 3 and losses[-1] < 2 < 4 < math.log(256)
     speed, _, step = map(float, epochs[-1])
     assert 256 * 32 / speed == pytest.approx(16 * step / 1000, rel=0.01)
-    assert result(exercise)["tokens_per_epoch"] == 256 * 32
+    assert read_result(exercise)["tokens_per_epoch"] == 256 * 32
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_each_process_prints_its_input_size(launch, script, sizes, exercise):
     assert sorted(size for _, size in hello) == sizes
     ranks = {"rank 0 on ", "rank 1 on "} if script != "dp.py" else {""}
     assert {rank for rank, _ in hello} == ranks
-    assert result(exercise)["gpus"] == (1 if script == "dp.py" else 2)
+    assert read_result(exercise)["gpus"] == (1 if script == "dp.py" else 2)
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_model_parallel_both_ways(exercise):
         ("model_parallel", 1, [], "needs two processes, not 1"),
     ],
 )
-def test_mistakes(script, ranks, options, words, tmp_path, monkeypatch):
+def test_user_errors_are_one_line(script, ranks, options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "LOCAL_RANK") if ranks else ():
         monkeypatch.setenv(name, "0")

@@ -54,10 +54,10 @@ class Report(callbacks.Callback):
             )
         if self.enabled:
             check_appendable(RESULTS)
-        device = "CPU core"
+        device, processor = "CPU core", "CPU core"
         for gpu in tf.config.list_physical_devices("GPU")[:1]:
             details = tf.config.experimental.get_device_details(gpu)
-            device = details["device_name"]
+            device, processor = details["device_name"], "GPU"
         self.fields = {
             "script": Path(sys.argv[0]).stem,
             "gpus": replicas,
@@ -70,7 +70,8 @@ class Report(callbacks.Callback):
             "tokens_per_epoch": self.tokens,
         }
         self.print("{script} on {gpus} x {device}".format(**self.fields))
-        self.print(f"Batch size: {args.batch_size} x {replicas} = {batch}")
+        total = f"{replicas} {processor}{'s' if replicas > 1 else ''} = {batch}"
+        self.print(f"Batch size: {args.batch_size} per {processor} x {total}")
         self.seconds, self.start = [], time.perf_counter()
 
     def print(self, line, end="\n"):
