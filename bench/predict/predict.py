@@ -5,12 +5,13 @@
     python ../bench/predict/predict.py logs/results.jsonl --site lumi --gpus 16
     python ../bench/predict/predict.py --site lumi --model vgg16 --batch-size 25
     python ../bench/predict/predict.py --site lumi --speed 119.6 --gradient-mb 440
+    python ../bench/predict/predict.py --site lumi --model vgg16 --explain 8
 
 The compute is taken from runs on one GPU, the sync overhead from a run on two GPUs
 of a node, and the network from check.py, or from a site's data sheets and NCCL's
 formulas (sites/). from-to: from the full network speed without sync overhead to half
-the network speed with twice the overhead, or more with more GPUs. README.md explains
-the model.
+the network speed with twice the overhead, or more with more GPUs. --explain prints
+the arithmetic of one prediction. README.md explains the model.
 """
 
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from explain import explain_step
 from step_model import (
     Step,
     Workload,
@@ -225,6 +227,8 @@ def parse_options():
         help="images/s of the shared storage (default: unlimited)",
     )
     add("--gpus", type=number, default=1024, help="largest number of GPUs")
+    text = "GPUs for which to print the arithmetic (default: none)"
+    add("--explain", type=number, metavar="GPUS", help=text)
     args = parser.parse_args()
     if not args.site and not args.check:
         raise UserError("no network; add --check FILE or --site NAME")
@@ -250,7 +254,7 @@ def main():
         raise UserError(text) from None
     max_gpus = args.gpus
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
-        print("Only one node was checked; add a --check of two nodes, or --site\n")
+        print("No links between nodes are known; add a --check of two nodes\n")
         max_gpus = links.gpus_per_node
     images, unit, runs = args.images or IMAGENET, "images", []
     if args.files:
@@ -282,6 +286,15 @@ def main():
         print(title)
         print_table(rows, unit, watts, on_gpus)
         print(format_verdict(rows, workload, max_gpus), end="\n\n")
+    if args.explain:
+        gpus = min(args.explain, max_gpus)
+        print(*explain_step(gpus, workload, links, site), sep="\n", end="\n\n")
+    if not args.loader_rate:
+        rate = workload.batch / workload.batch_seconds
+        print(
+            f"This assumes that each GPU's loader delivers {rate:,.0f} {unit}/s. "
+            "Measure it, and\nadd --loader-rate: README.md, The loader."
+        )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,12 @@ MIB = 2**20
 FIRST_BUCKET, BUCKET_CAP = MIB, 25 * MIB
 BACKWARD = 2 / 3  # of the compute: two products for each product of the forward pass
 SYNC_OVERHEAD = 0.06  # of the compute, without a run on two GPUs
-BANDWIDTH_EFFICIENCY = 0.8  # of a data sheet's bandwidth, for large messages
+# Of a data sheet's bandwidth, for large messages: with NVLink or peer-to-peer over
+# PCIe, and with copies through the host's memory.
+BANDWIDTH_EFFICIENCY = 0.8
+HOST_EFFICIENCY = 0.55
+PCIE_OVERLAP = 0.2  # of the backward pass hides all-reduces; all of it with NVLink
+SPREAD = 1.03  # between equal runs on equal machines: of 20 servers with 8 H100
 # From NCCL's src/graph/tuning.cc, protocol Simple, in seconds: the start of an
 # all-reduce, a hop between two GPUs, between two nodes, and between two GPUs of a
 # tree.
@@ -68,6 +73,9 @@ class Links:
     gpus_per_node: int = 1
     startup: float = STARTUP
     has_trees: bool = True  # NCCL has trees, Gloo only rings
+    shared: tuple | None = None  # this many GPUs of a node share so many GB/s
+    overlap: float = 1  # of the backward pass that hides all-reduces
+    full_speed: float = 1 / BANDWIDTH_EFFICIENCY  # factor on a node's, for "from"
     # From check.py: processes, processes per node, and {bytes: seconds}.
     checks: dict = field(default_factory=dict)
 
@@ -124,14 +132,7 @@ def make_links(site, checks=()):
     hop = {"inside": HOP["NVLink"], "between": NETWORK_HOP}
     links = Links({"inside": math.inf}, hop)
     if site:
-        links.gpus_per_node = positive(site["gpus_per_node"])
-        links.hop["inside"] = HOP.get(site["inside"].get("kind"), HOP["NVLink"])
-        for where in ("inside", "between"):
-            if where in site:
-                efficiency = site[where].get("efficiency", BANDWIDTH_EFFICIENCY)
-                links.bandwidth[where] = (
-                    positive(site[where]["gb_per_s"]) * efficiency
-                )
+        add_site(links, site)
     rows = {"inside": [], "between": []}
     for check in checks:
         for row in check["all_reduce"]:
@@ -140,10 +141,40 @@ def make_links(site, checks=()):
     for where in ("inside", "between"):
         if rows[where]:
             add_check(links, where, rows[where])
+    if pairs := [row for check in checks for row in check.get("pairs", [])]:
+        add_pairs(links, pairs)
     if not site:
         numbers = [per_node for _, per_node, _ in links.checks.values()]
         links.gpus_per_node = max(numbers, default=1)
     return links
+
+
+def reached_bandwidth(link, efficiency):
+    """Return the GB/s that large messages reach, of the data sheet's GB/s.
+
+    efficiency: unless the link has its own.
+    """
+    return positive(link["gb_per_s"]) * link.get("efficiency", efficiency)
+
+
+def add_site(links, site):
+    """Set the links to those of a site's data sheets."""
+    inside = site["inside"]
+    links.gpus_per_node = positive(site["gpus_per_node"])
+    links.hop["inside"] = HOP.get(inside.get("kind"), HOP["NVLink"])
+    efficiency = BANDWIDTH_EFFICIENCY
+    if inside.get("kind") == "PCIe" and links.gpus_per_node > 1:
+        links.overlap = PCIE_OVERLAP
+        if not inside.get("peer_to_peer", True):
+            efficiency = HOST_EFFICIENCY
+            links.full_speed = 1 / HOST_EFFICIENCY
+    links.bandwidth["inside"] = reached_bandwidth(inside, efficiency)
+    if shared := inside.get("shared"):
+        total = reached_bandwidth(shared, efficiency)
+        links.shared = positive(shared["gpus"]), total
+    if "between" in site:
+        between = reached_bandwidth(site["between"], BANDWIDTH_EFFICIENCY)
+        links.bandwidth["between"] = between
 
 
 def add_check(links, where, rows):
@@ -163,31 +194,58 @@ def add_check(links, where, rows):
         links.hop[where] = min(seconds.values()) / 2 / (n - 1)
 
 
-def all_reduce_formula(size, n, links, network_factor=1):
-    """Return the seconds of an all-reduce of `size` bytes over n > 1 GPUs.
+def add_pairs(links, rows):
+    """Set the links within a node to the speed of pairs, alone and all at once."""
+    row = max(rows, key=lambda row: (row["processes"], row["at_once_seconds"]))
+    gpus, size = positive(row["processes"]), positive(row["bytes"])
+    alone = size / positive(row["alone_seconds"]) / 1e9
+    at_once = size / positive(row["at_once_seconds"]) / 1e9
+    links.bandwidth["inside"] = alone
+    links.shared = gpus, gpus * min(alone, at_once)
 
-    network_factor: factor on the links' bandwidth.
+
+def slowest_link(n, links):
+    """Return the GB/s of the slowest link of a ring of n GPUs."""
+    gpus_per_node = min(n, links.gpus_per_node)
+    speeds = []
+    if gpus_per_node > 1:
+        speeds.append(links.bandwidth["inside"])
+        if links.shared:
+            shared_by, total = links.shared
+            speeds.append(total / min(gpus_per_node, shared_by))
+    if n > links.gpus_per_node:
+        speeds.append(links.bandwidth["between"])
+    return min(speeds)
+
+
+def all_reduce_parts(size, n, links, network_factor=1):
+    """Return the faster algorithm, and its seconds of latency and of transfer.
+
+    size: bytes; n: GPUs, more than one; network_factor: factor on the links'
+    bandwidth.
     """
     nodes = math.ceil(n / links.gpus_per_node)
     gpus_per_node = min(n, links.gpus_per_node)
-    crossed = []
-    if gpus_per_node > 1:
-        crossed.append("inside")
-    if nodes > 1:
-        crossed.append("between")
-    bandwidth = min(links.bandwidth[where] for where in crossed) * network_factor
+    bandwidth = slowest_link(n, links) * network_factor
     hop, network_hop = links.hop["inside"], links.hop["between"]
     between = 2 * (nodes - 1)
     inside = 2 * (n - 1) - between
     latency = links.startup + inside * hop + between * network_hop
     if nodes > 1 and links.has_trees:
         latency *= RING_PENALTY
-    ring = latency + size * 2 * (n - 1) / n / bandwidth / 1e9
+    ring = "ring", latency, size * 2 * (n - 1) / n / bandwidth / 1e9
     if not links.has_trees:
         return ring
     hops = 2 * (gpus_per_node - 1) * TREE_HOP + 2 * math.log2(nodes) * network_hop
-    tree = links.startup + hops + 2 * size / bandwidth / TREE_EFFICIENCY / 1e9
-    return min(ring, tree)
+    transfer = 2 * size / bandwidth / TREE_EFFICIENCY / 1e9
+    tree = "tree", links.startup + hops, transfer
+    return min(ring, tree, key=lambda parts: parts[1] + parts[2])
+
+
+def all_reduce_formula(size, n, links, network_factor=1):
+    """Return the seconds of an all-reduce by NCCL's formulas."""
+    _, latency, transfer = all_reduce_parts(size, n, links, network_factor)
+    return latency + transfer
 
 
 def all_reduce_seconds(size, n, links, network_factor=1):
@@ -252,7 +310,7 @@ def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
         size = min(cap, workload.gradient_bytes - done)
         done += size
         left = 1 - done / workload.gradient_bytes
-        ready = backward_end - backward * left * workload.overlap
+        ready = backward_end - backward * left * workload.overlap * links.overlap
         start = max(ready, end)
         end = start + all_reduce_seconds(size, n, links, network_factor)
         buckets.append((size, ready, start, end))
@@ -268,9 +326,26 @@ def best_and_worst(n, workload, links):
 
     The fast network has the measured speed, or the full speed of the data sheet. The
     overhead with the slow one grows about as fast as the delay of the slowest of n
-    GPUs.
+    GPUs. Over PCIe the fast one hides behind the whole backward pass, the slow one
+    behind none of it.
     """
-    full_speed = 1 if links.checks else 1 / BANDWIDTH_EFFICIENCY
-    best = predict_step(n, workload, links, full_speed, overhead_factor=0)
+    fast, slow = scale_compute(workload, 1 / SPREAD), scale_compute(workload, SPREAD)
+    hidden, visible = links, links
+    if links.overlap < 1:
+        hidden, visible = replace(links, overlap=1), replace(links, overlap=0)
+    full_speed = 1 / BANDWIDTH_EFFICIENCY
+    if links.checks:
+        full_speed = 1
+    elif n <= links.gpus_per_node:
+        full_speed = links.full_speed
+    best = predict_step(n, fast, hidden, full_speed, overhead_factor=0)
     waiting = 2 * math.sqrt(math.log2(max(n, 2)))
-    return best, predict_step(n, workload, links, 0.5, overhead_factor=waiting)
+    return best, predict_step(n, slow, visible, 0.5, overhead_factor=waiting)
+
+
+def scale_compute(workload, factor):
+    """Return the Workload with this factor on its compute."""
+    fixed, sample = workload.fixed_seconds, workload.sample_seconds
+    return replace(
+        workload, fixed_seconds=factor * fixed, sample_seconds=factor * sample
+    )

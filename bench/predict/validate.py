@@ -11,6 +11,9 @@ from 1        predicted from the run on one GPU and data sheets
 from 1, 2     predicted from the runs on one GPU and on two GPUs of a node
 nothing lost  n GPUs are n times as fast as one
 as on 2       n GPUs have the efficiency of two
+in range      figures between from and to
+
+The figures held out chose no constant.
 """
 
 from dataclasses import replace
@@ -38,10 +41,25 @@ def to_speed(n, workload, step):
     return n * workload.batch * workload.accumulate / step.seconds
 
 
-def predict_published(data):
-    """Yield a row for each figure of published.json on more than one GPU."""
-    for run in data["runs"]:
-        links = make_links(data["machines"][run["machine"]])
+def name_class(machine, n):
+    """Return the class of machine that n GPUs of it are."""
+    inside = machine["inside"]
+    if n > machine["gpus_per_node"]:
+        return f"{inside['kind']}, several nodes"
+    if inside["kind"] == "NVLink":
+        return "NVLink, one node"
+    peer_to_peer = "with" if inside.get("peer_to_peer", True) else "without"
+    return f"PCIe {peer_to_peer} peer-to-peer, one node"
+
+
+def predict_published(data, runs="runs"):
+    """Yield a row for each figure of published.json on more than one GPU.
+
+    runs: "runs" or "held_out"
+    """
+    for run in data[runs]:
+        machine = data["machines"][run["machine"]]
+        links = make_links(machine)
         speeds = {int(n): speed for n, speed in run["speed"].items()}
         workload = Workload(
             run["batch_per_gpu"], run["gradient_bytes"], 1 / speeds[1]
@@ -59,6 +77,7 @@ def predict_published(data):
                 continue
             row = {"name": f"{run['machine']} {run['model']}", "n": n}
             row |= {"what": run["what"], "measured": speeds[n]}
+            row["class"] = name_class(machine, n)
             if "SYNC_OVERHEAD" not in chose.values():
                 step = predict_step(n, workload, links)
                 row["from 1"] = to_speed(n, workload, step)
@@ -126,9 +145,6 @@ def print_errors(rows, off):
     by_name["all"] = rows
     for name, some in by_name.items():
         print(f"{name:30}", *(summarize(some, kind) for kind in kinds))
-    if ranges := [row for row in rows if "best" in row]:
-        inside = [r for r in ranges if r["worst"] <= r["measured"] <= r["best"]]
-        print(f"{len(inside)} of {len(ranges)} are between worst and best")
     for row in rows:
         kind = "from 1, 2" if "from 1, 2" in row else "from 1"
         if off and abs(percent_off(row, kind)) > off:
@@ -138,13 +154,36 @@ def print_errors(rows, off):
             )
 
 
+def print_classes(rows):
+    """Print the errors from one GPU, and the figures in range, by class of machine.
+
+    Several nodes have other machines' classes.
+    """
+    classes = {}
+    for row in rows:
+        classes.setdefault(row["class"], []).append(row)
+    classes["all classes"] = rows
+    print("\nClass of machine: from 1; in range")
+    for name, some in sorted(classes.items()):
+        inside = [r for r in some if r["worst"] <= r["measured"] <= r["best"]]
+        in_range = f"{len(inside)} of {len(some)}"
+        print(f"{name:37} {summarize(some, 'from 1')} {in_range}")
+
+
 def main():
     parser = OptionParser(__doc__)
     text = "print the rows with a larger error (default: none)"
     parser.add_argument("--off", type=at_least(1), metavar="PERCENT", help=text)
     off = parser.parse_args().off
+    published = load_json(HERE / "published.json")
+    rows = [*predict_published(published)]
     print("Published runs of others")
-    print_errors(predict_published(load_json(HERE / "published.json")), off)
+    print_errors(rows, off)
+    print_classes(rows)
+    held_out = [*predict_published(published, "held_out")]
+    print("\nHeld out")
+    print_errors(held_out, off)
+    print_classes(held_out)
     print("\nOur runs over slow networks")
     print_errors(predict_slow_networks(load_json(HERE / "network.json")), off)
 
