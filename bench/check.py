@@ -21,7 +21,7 @@ import re
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -62,14 +62,16 @@ class Job:
     Keys of `found`: backend; nodes (names); finished (the time, or null);
     processes (describe_process() and matmul_tflops() of each rank);
     all_reduce, broadcast (over a node or "all", nodes, processes, bytes, seconds,
-    bus_gb_per_s, correct); data (read_data() of each node); problems, warnings
+    bus_gb_per_s, correct); pairs (processes of a node in pairs, bytes,
+    alone_seconds, at_once_seconds); data (read_data() of each node); problems,
+    warnings
     """
 
     def __init__(self, file, wait):
         self.rank, self.local_rank, self.size, self.wait = 0, None, 1, wait
         self.store, number = dist.HashStore(), os.environ.get("SLURM_JOB_ID")
         self.file = file or Path("logs", f"check-{number or int(time.time())}.json")
-        lists = "nodes", "processes", "all_reduce", "broadcast", "data"
+        lists = "nodes", "processes", "all_reduce", "broadcast", "pairs", "data"
         self.found = {name: [] for name in lists}
         self.problems, self.warnings = [], []
         self.found |= {"problems": self.problems, "warnings": self.warnings}
@@ -269,6 +271,13 @@ def median_seconds(operation, device, slowest=float):
     return slowest(median(measure(times) for _ in range(5 if times > 1 else 3)))
 
 
+def longest(device, group, seconds):
+    """Return the longest of the seconds of all processes of a group."""
+    worst = torch.tensor(seconds, device=device)
+    dist.all_reduce(worst, dist.ReduceOp.MAX, group)
+    return worst.item()
+
+
 def bus_bandwidth(what, processes, size, seconds):
     """Return the bus bandwidth in GB/s, as nccl-tests defines it.
 
@@ -283,12 +292,7 @@ def measure_collectives(job, group):
     device, ranks, rows = job.device, dist.get_process_group_ranks(group), []
     n, nodes = len(ranks), len({job.nodes[rank] for rank in ranks})
     over = "all" if nodes > 1 else job.nodes[job.rank]
-
-    def slowest(seconds):
-        worst = torch.tensor(seconds, device=device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX, group)
-        return worst.item()
-
+    slowest = partial(longest, device, group)
     for what, operation, expected in (
         ("all_reduce", partial(dist.all_reduce, group=group), n * (n + 1) / 2),
         ("broadcast", partial(dist.broadcast, group_src=0, group=group), 1),
@@ -311,6 +315,54 @@ def measure_collectives(job, group):
             row["bus_gb_per_s"] = bus_bandwidth(what, n, size, seconds)
             rows.append(row)
     return rows
+
+
+def make_pairs(nodes):
+    """Return the pairs of neighbouring ranks of each node; nodes: of each rank."""
+    pairs = []
+    for node in dict.fromkeys(nodes):
+        ranks = [rank for rank, name in enumerate(nodes) if name == node]
+        pairs += [list(pair) for pair in zip(ranks[::2], ranks[1::2], strict=False)]
+    return pairs
+
+
+def check_pairs(job):
+    """Print how fast pairs of a node's ranks all-reduce: one alone, and all at once.
+
+    Pairs that are slower at once share a link, such as the one of a PCIe switch, or
+    the host's memory. The slowest pair of all nodes counts.
+    """
+    pairs, nodes = make_pairs(job.nodes), Counter()
+    for first, _ in pairs:
+        nodes[job.nodes[first]] += 1
+    if max(nodes.values(), default=0) < 2:
+        return
+    size = job.sizes[:5][-1]
+    slowest = partial(longest, job.device, dist.group.WORLD)
+
+    def time_pairs(ranks):
+        """Return the seconds of these ranks' all-reduces; the other ranks wait."""
+        operation = partial(dist.all_reduce, x, group=groups.get(job.rank))
+        if job.rank not in ranks:
+            operation = dist.get_rank  # does nothing
+        return median_seconds(operation, job.device, slowest)
+
+    with job.deadline(f"all_reduce of {size} bytes by pairs"):
+        x = torch.zeros(size // 4, device=job.device)
+        groups = {}
+        for pair in pairs:
+            groups |= dict.fromkeys(pair, dist.new_group(pair))
+        first_pairs = {job.nodes[pair[0]]: pair for pair in reversed(pairs)}
+        alone = time_pairs([rank for pair in first_pairs.values() for rank in pair])
+        at_once = time_pairs([rank for pair in pairs for rank in pair])
+    row = {"processes": 2 * max(nodes.values()), "bytes": size}
+    row |= {"alone_seconds": alone, "at_once_seconds": at_once}
+    job.found["pairs"].append(row)
+    speeds = [bus_bandwidth("all_reduce", 2, size, t) for t in (alone, at_once)]
+    job.print(
+        f"{row['processes'] // 2} pairs of a node, all_reduce of {size} bytes, bus "
+        f"GB/s: one alone {speeds[0]:.4g}, each of all at once {speeds[1]:.4g}"
+    )
 
 
 def check_network(job):
@@ -347,6 +399,7 @@ def check_network(job):
                 f"{what} of {size} bytes over {over} gives wrong numbers: tell the "
                 "administrators; if NCCL_P2P_DISABLE=1 helps, the cause is the IOMMU"
             )
+    check_pairs(job)
     largest = {row["over"]: row["bytes"] for row in job.found["all_reduce"]}
     for over, size in largest.items():
         if size < job.sizes[-1]:

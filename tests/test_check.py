@@ -184,6 +184,44 @@ def test_slow_nodes_and_wrong_numbers_of_one_are_reported(exercise, sample):
     assert len(slow) == 3 and "SOCKET_IFNAME" in slow[0]
 
 
+# Pairs share a link: an all-reduce of two ranks locks it for 50 ms.
+SHARED_LINK = """
+import fcntl
+real_all_reduce = dist.all_reduce
+
+def all_reduce(x, op=dist.ReduceOp.SUM, group=None):
+    if group and dist.get_world_size(group) == 2 and dist.get_rank(group) == 0:
+        with open("link", "w") as link:
+            fcntl.flock(link, fcntl.LOCK_EX)
+            time.sleep(0.05)
+    real_all_reduce(x, op, group)
+
+check.dist.all_reduce, check.median_seconds = all_reduce, real_median_seconds
+"""
+
+
+@pytest.mark.slow
+def test_pairs_that_share_a_link_are_slower_at_once(exercise, sample):
+    real = "import check\nreal_median_seconds = check.median_seconds"
+    code = FAULTY.replace("import check", real, 1).format(SHARED_LINK)
+    (exercise / "faulty.py").write_text(code)
+    done = torchrun(4, ["faulty.py", "--to", "out.json"], exercise, sample)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((exercise / "out.json").read_text())["pairs"]
+    assert (row["processes"], row["bytes"]) == (4, 4096)
+    assert row["alone_seconds"] > 0.05 and row["at_once_seconds"] > 0.09
+    alone = f"one alone {4096 / row['alone_seconds'] / 1e9:.4g}"
+    assert f"2 pairs of a node, all_reduce of 4096 bytes, bus GB/s: {alone}" in (
+        done.stdout
+    )
+
+
+def test_pairs_are_neighbours_of_one_node():
+    nodes = ["a", "a", "b", "a", "b", "b", "b"]
+    assert check.make_pairs(nodes) == [[0, 1], [2, 4], [5, 6]]
+    assert check.make_pairs(["a", "b"]) == []
+
+
 def assert_gave_up(done, found, *words):
     """Check that it ended with one line, which is also the file's problem."""
     assert done.returncode == 2, done.stderr

@@ -184,10 +184,12 @@ def test_pairs_of_a_check_show_what_gpus_share():
     row = {"processes": 8, "bytes": 64 * MIB}
     row |= {"alone_seconds": 0.016 * MIB / 1e6, "at_once_seconds": 0.064 * MIB / 1e6}
     links = make_links(None, [eight | {"pairs": [row]}])
+    assert links.overlap == 0.2
     seconds = step_model.all_reduce_seconds
     assert seconds(16 * MIB, 8, links) == pytest.approx(14 / 8 * 16 * MIB / 1e9)
     assert seconds(16 * MIB, 2, links) == pytest.approx(16 * MIB / 4e9, rel=0.1)
     unknown = make_links(None, [eight])
+    assert unknown.overlap == 1
     assert seconds(16 * MIB, 2, unknown) == pytest.approx(16 * MIB / 1e9, rel=0.1)
 
 

@@ -133,16 +133,18 @@ def make_links(site, checks=()):
     links = Links({"inside": math.inf}, hop)
     if site:
         add_site(links, site)
-    rows = {"inside": [], "between": []}
+    rows, pairs = {"inside": [], "between": []}, []
     for check in checks:
         for row in check["all_reduce"]:
             where = "between" if row["nodes"] > 1 else "inside"
             rows[where].append(row | {"backend": check["backend"]})
+        for row in check.get("pairs", []):
+            pairs.append(row | {"backend": check["backend"]})
     for where in ("inside", "between"):
         if rows[where]:
             add_check(links, where, rows[where])
-    if pairs := [row for check in checks for row in check.get("pairs", [])]:
-        add_pairs(links, pairs)
+    if pairs:
+        add_pairs(links, max(pairs, key=lambda row: row["processes"]))
     if not site:
         numbers = [per_node for _, per_node, _ in links.checks.values()]
         links.gpus_per_node = max(numbers, default=1)
@@ -194,14 +196,15 @@ def add_check(links, where, rows):
         links.hop[where] = min(seconds.values()) / 2 / (n - 1)
 
 
-def add_pairs(links, rows):
+def add_pairs(links, row):
     """Set the links within a node to the speed of pairs, alone and all at once."""
-    row = max(rows, key=lambda row: (row["processes"], row["at_once_seconds"]))
     gpus, size = positive(row["processes"]), positive(row["bytes"])
     alone = size / positive(row["alone_seconds"]) / 1e9
     at_once = size / positive(row["at_once_seconds"]) / 1e9
     links.bandwidth["inside"] = alone
     links.shared = gpus, gpus * min(alone, at_once)
+    if row["backend"] == "nccl" and at_once < 0.8 * alone:  # NVLink is not shared
+        links.overlap = PCIE_OVERLAP
 
 
 def slowest_link(n, links):
