@@ -413,7 +413,7 @@ def test_user_errors(runs_folder):
     for words, options in [
         ("no network; add --check FILE", "one.jsonl"),
         ("no runs; add RESULTS.jsonl, --model", "--site lumi --speed 5"),
-        ("no resnet50 in .*kaggle.json", "--site kaggle --model vgg16"),
+        ("add --speed and --gradient-mb instead", "--site kaggle --model vgg16"),
         ("no site nowhere; .* a100-hdr, alvis", "one.jsonl --site nowhere"),
         ("cannot read half.json: ", "one.jsonl --check half.json"),
         ("no all_reduce in other.json", "one.jsonl --check other.json"),
@@ -515,7 +515,7 @@ def test_the_arithmetic_is_explained_for_all_kinds_of_links(tables, runs_folder)
 
 def test_the_loader_is_an_assumption(tables, runs_folder):
     *_, out = tables("one.jsonl", "--site", "lumi", "--gpus", 4)
-    assert "assumes that each GPU's loader delivers 250 images/s. Measure" in out
+    assert "assumes that each process loads 250 images/s. Measure it and" in out
     *_, out = tables("one.jsonl", "--site", "lumi", "--loader-rate", 100)
     assert "assumes" not in out
 

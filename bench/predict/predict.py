@@ -240,8 +240,7 @@ def parse_options():
 
 def main():
     args = parse_options()
-    keys = ["resnet50"] if args.model else []
-    site = load_site(args.site, *keys) if args.site else {}
+    site = load_site(args.site) if args.site else {}
     checks = [load_json(file, "all_reduce") for file in args.check]
     try:
         links = make_links(site, checks)
@@ -263,6 +262,9 @@ def main():
     elif args.speed and args.gradient_mb:
         workload = Workload(args.batch_size, args.gradient_mb * 1e6, 1 / args.speed)
     else:
+        if "resnet50" not in site:
+            text = f"no speed of ResNet-50 in the site {args.site}; "
+            raise UserError(f"{text}add --speed and --gradient-mb instead of --model")
         precision = "fp16" if args.amp else "fp32"
         workload = model_workload(args.model, args.batch_size, site, precision)
     workload.accumulate = args.accumulate
@@ -292,8 +294,8 @@ def main():
     if not args.loader_rate:
         rate = workload.batch / workload.batch_seconds
         print(
-            f"This assumes that each GPU's loader delivers {rate:,.0f} {unit}/s. "
-            "Measure it, and\nadd --loader-rate: README.md, The loader."
+            f"This assumes that each process loads {rate:,.0f} {unit}/s. Measure it "
+            "and add\n--loader-rate: README.md, The loader."
         )
 
 

@@ -106,13 +106,13 @@ def load_json(file, *keys):
     return content
 
 
-def load_site(name, *keys):
+def load_site(name):
     """Return a site of sites/ or of another file, or raise UserError."""
     folder = Path(__file__).parent / "sites"
     known = {file.stem: file for file in sorted(folder.glob("*.json"))}
     if name not in known and not Path(name).exists():
         raise UserError(f"no site {name}; choose a file, or {', '.join(known)}")
-    return load_json(known.get(name, name), "gpus_per_node", "inside", *keys)
+    return load_json(known.get(name, name), "gpus_per_node", "inside")
 
 
 def positive(number):
