@@ -263,8 +263,8 @@ def main():
         workload = Workload(args.batch_size, args.gradient_mb * 1e6, 1 / args.speed)
     else:
         if "resnet50" not in site:
-            text = f"no speed of ResNet-50 in the site {args.site}; "
-            raise UserError(f"{text}add --speed and --gradient-mb instead of --model")
+            text = "add --speed and --gradient-mb instead of --model"
+            raise UserError(f"no speed of ResNet-50 in the site {args.site}; {text}")
         precision = "fp16" if args.amp else "fp32"
         workload = model_workload(args.model, args.batch_size, site, precision)
     workload.accumulate = args.accumulate
