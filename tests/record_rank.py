@@ -112,16 +112,16 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
     def note(name):
         function = getattr(module, name)
 
-        def noting(*args):
+        def wrapper(*args):
             result = function(*args)
             seen["means"].append(
                 {**result} if name == "to_metrics" else {"loss": result}
             )
             return result
 
-        setattr(module, name, noting)
+        setattr(module, name, wrapper)
 
-    def noting_train(*args):
+    def recording_train(*args):
         result = train(*args)
         if isinstance(result, float):  # the last batch's loss
             seen["means"].append({"loss": result})
@@ -130,7 +130,7 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
                 buffer += rank  # as if BatchNorm had seen other images
         return result
 
-    def noting_main():
+    def recording_main():
         main()
         seen["graphs"] = counters["stats"]["unique_graphs"]
         torch.save(seen, f"{rank}.pt")
@@ -140,5 +140,5 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
             note(name)
     if hasattr(module, "save_atomically"):
         save, module.save_atomically = module.save_atomically, check_save
-    module.get_device, module.train = check_device, noting_train
-    module.main = noting_main
+    module.get_device, module.train = check_device, recording_train
+    module.main = recording_main

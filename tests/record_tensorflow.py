@@ -18,12 +18,12 @@ Report = __import__("report").Report
 losses, on_epoch_end = [], Report.on_epoch_end
 
 
-def noting(self, epoch, logs):
+def record_losses(self, epoch, logs):
     losses.append(float(logs["loss"]))
     on_epoch_end(self, epoch, logs)
 
 
-Report.on_epoch_end = noting
+Report.on_epoch_end = record_losses
 __import__(Path(script).stem).main()
 number = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))
 Path(f"{out}.{number['task']['index']}").write_text(json.dumps(losses))

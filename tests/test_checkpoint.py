@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import copy_exercise, raises_user_error
 from conftest import load as load_module
-from ranks import Run
+from fork_ranks import Run
 
 from common import checkpoint
 
@@ -53,13 +53,13 @@ def test_killed_and_resumed(sample, tmp_path):
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     exercise = copy_exercise("cinic_lab", tmp_path / "whole")
-    run = Run(exercise, sample, "cinic.py", *OPTIONS)
+    run = Run(exercise, sample, "cinic_lab/cinic.py", *OPTIONS)
     assert run.join() == [0], run.output()
     whole = load(exercise)
     assert not any(key.startswith("module.") for key in whole["model"])
     exercise = copy_exercise("cinic_lab", tmp_path / "killed")
-    kill_in(Run(exercise, sample, "cinic.py", *OPTIONS), "Epoch: [2][3/5]")
-    run = Run(exercise, sample, "cinic.py", *OPTIONS, "--resume", FILE)
+    kill_in(Run(exercise, sample, "cinic_lab/cinic.py", *OPTIONS), "Epoch: [2][3/5]")
+    run = Run(exercise, sample, "cinic_lab/cinic.py", *OPTIONS, "--resume", FILE)
     assert run.join() == [0], run.output()
     assert "Epoch: [2][1/5]" in run.output() and "Epoch: [1]" not in run.output()
     assert same(exercise, whole) and not list(exercise.glob("*.part"))
@@ -69,18 +69,24 @@ def test_killed_and_resumed(sample, tmp_path):
 def test_another_number_of_ranks(sample, tmp_path):
     """From two to one, and back to two."""
     exercise = copy_exercise("cinic_lab", tmp_path)
-    kill_in(Run(exercise, sample, "cinic_ddp.py", *OPTIONS, ranks=2), "Epoch: [2]")
+    kill_in(
+        Run(exercise, sample, "cinic_lab/cinic_ddp.py", *OPTIONS, ranks=2),
+        "Epoch: [2]",
+    )
     states, resume = [load(exercise)["random"]], [*OPTIONS, "--resume", FILE]
-    kill_in(Run(exercise, sample, "cinic_tensorboard.py", *resume), "Epoch: [3]")
+    kill_in(
+        Run(exercise, sample, "cinic_lab/cinic_tensorboard.py", *resume),
+        "Epoch: [3]",
+    )
     states.append(load(exercise)["random"])
-    run = Run(exercise, sample, "cinic_ddp.py", *resume, ranks=2)
+    run = Run(exercise, sample, "cinic_lab/cinic_ddp.py", *resume, ranks=2)
     assert run.join() == [0, 0], run.output()
     states.append(load(exercise)["random"])
     assert [len(random) for random in states] == [2, 1, 2]
     assert load(exercise)["epoch"] == 3 and not equal(*states[2])
 
 
-class Made:
+class SmallRun:
     """A TrainingState of a small model."""
 
     def __init__(self, folder="logs/run", **options):
@@ -105,12 +111,12 @@ def here(tmp_path, monkeypatch):
 
 
 def test_random_states_are_restored(here):
-    made = Made()
+    small = SmallRun()
     torch.rand(1000)
-    made.state.save(1, 50.0)
+    small.state.save(1, 50.0)
     expected = torch.rand(3)
     for rank in (0, 1):  # the second was not there
-        again = Made()
+        again = SmallRun()
         again.state.rank = rank
         again.state.resume(FILE)
         assert torch.equal(torch.rand(3), expected) == (rank == 0)
@@ -134,14 +140,14 @@ def test_the_best_model_is_right_after_a_kill_between_the_files(here):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checkpoint.os, "replace", replace)
             for _ in range(2):
-                made = Made()
+                small = SmallRun()
                 if os.path.exists(FILE):
-                    made.state.resume(FILE)
+                    small.state.resume(FILE)
                 try:
-                    while made.state.epoch < 3:
-                        made.change()
-                        made.state.save(
-                            made.state.epoch + 1, accuracies[made.state.epoch]
+                    while small.state.epoch < 3:
+                        small.change()
+                        small.state.save(
+                            small.state.epoch + 1, accuracies[small.state.epoch]
                         )
                 except KeyboardInterrupt:
                     continue
@@ -166,7 +172,7 @@ SAVED = "--arch resnet50 --epochs 9 --lr 0.1 --seed 1$"
         (DAMAGED, lambda content: content.update(best="text")),
         (DAMAGED, lambda content: content.update(options=None)),
         (DAMAGED, lambda content: content["options"].pop("lr")),
-        (DAMAGED, lambda content: content.update(model=OSError("code"))),
+        (DAMAGED, lambda content: content.update(model=Namespace())),
         (SAVED, lambda content: content["options"].update(arch="resnet50")),
         ("--lr 0.2 --seed 1$", lambda content: content["options"].update(lr=0.2)),
         ("--seed 2$", lambda content: content["options"].update(seed=2)),
@@ -176,7 +182,7 @@ SAVED = "--arch resnet50 --epochs 9 --lr 0.1 --seed 1$"
     ],
 )
 def test_a_checkpoint_that_does_not_fit(words, change, here):
-    Made().state.save(1, 1.0)
+    SmallRun().state.save(1, 1.0)
     content = load(here)
     change(content)
     torch.save(content, FILE)
@@ -185,10 +191,10 @@ def test_a_checkpoint_that_does_not_fit(words, change, here):
 
 @pytest.mark.parametrize("damage", ["none", "text", "half", "a bit"])
 def test_a_damaged_file(damage, here):
-    made = Made()
-    made.state.save(1, 1.0)
+    small = SmallRun()
+    small.state.save(1, 1.0)
     body = bytearray(Path(FILE).read_bytes())
-    weights = made.model.weight.detach().numpy().tobytes()
+    weights = small.model.weight.detach().numpy().tobytes()
     if damage == "none":
         Path(FILE).unlink()
         return refused(f"^no file '{FILE}': leave out --resume")
@@ -203,29 +209,29 @@ def test_a_damaged_file(damage, here):
 
 
 def test_nodes_with_different_files(here, monkeypatch):
-    Made().state.save(1, 1.0)
+    SmallRun().state.save(1, 1.0)
     monkeypatch.setattr(state, "gather_from_ranks", lambda value: [value, "other"])
     refused("differs between the nodes")
 
 
 def refused(words):
     """Check that --resume prints one line and leaves the state unchanged."""
-    made = Made()
-    before = made.model.weight.clone()
+    small = SmallRun()
+    before = small.model.weight.clone()
     with raises_user_error(words):
-        made.state.resume(FILE)
-    assert torch.equal(made.model.weight, before) and made.state.epoch == 0
+        small.state.resume(FILE)
+    assert torch.equal(small.model.weight, before) and small.state.epoch == 0
 
 
 def test_no_space(here):
-    Made().state.save(1, 1.0)
+    SmallRun().state.save(1, 1.0)
     before = [file.read_bytes() for file in here.glob("*.tar")]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with raises_user_error("cannot save"):
-            Made().state.save(2, 0.0)
+            SmallRun().state.save(2, 0.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [file.read_bytes() for file in here.glob("*.tar")] == before
@@ -234,11 +240,11 @@ def test_no_space(here):
 
 def test_the_scaler_is_restored_if_enabled(here):
     def resumed(**scaler):
-        made = Made()
-        made.state.scaler = torch.amp.GradScaler("cpu", **scaler)
+        small = SmallRun()
+        small.state.scaler = torch.amp.GradScaler("cpu", **scaler)
         if os.path.exists(FILE):
-            made.state.resume(FILE)
-        return made.state
+            small.state.resume(FILE)
+        return small.state
 
     resumed(init_scale=8.0).save(1, 1.0)
     assert resumed().scaler.get_scale() == 8.0

@@ -457,8 +457,8 @@ def server():
         def do_GET(self):
             if self.path not in server.files:
                 return self.send_error(404)
-            body, asked = server.files[self.path], self.headers.get("Range")
-            start = int(asked.removeprefix("bytes=").split("-")[0])
+            body, wanted = server.files[self.path], self.headers.get("Range")
+            start = int(wanted.removeprefix("bytes=").split("-")[0])
             server.ranges.append(start)
             if not server.resumes:
                 start = 0

@@ -321,8 +321,10 @@ def test_workers_without_shared_memory_print_one_line():
     mounted = ["unshare", "--mount", "sh", "-c", full, "-"]
     done = run([*mounted, sys.executable, "-c", code], REPOSITORY)
     # A worker that is killed says so itself (with Python 3.10 after a zero byte).
-    said = done.stderr.replace("\0", "").splitlines()
-    (line,) = [li for li in said if not li.startswith("ERROR: Unexpected bus error")]
+    lines = done.stderr.replace("\0", "").splitlines()
+    (line,) = [
+        li for li in lines if not li.startswith("ERROR: Unexpected bus error")
+    ]
     assert line.startswith("Error: no shared memory is left: use --workers 0")
     assert done.returncode == 2
 

@@ -41,7 +41,7 @@ def index(tmp_path_factory):
 def make_venv(tmp_path, index):
     """Return a function: make venv in a checkout that wants PyTorch alone.
 
-    It returns the version that was installed, and what was said. There is no Slurm.
+    It returns the version that was installed, and make's output. There is no Slurm.
     """
     checkout, commands = tmp_path / "a clone, à côté", tmp_path / "bin"
     shutil.copytree(REPOSITORY / "common", checkout / "common")
@@ -74,11 +74,11 @@ def make_venv(tmp_path, index):
 
 
 def test_cpu_wheels_without_a_gpu_and_slurm(make_venv):
-    version, said = make_venv()
-    assert version == "9+cpu" and "PyTorch for CPUs" in said
+    version, output = make_venv()
+    assert version == "9+cpu" and "PyTorch for CPUs" in output
     # Nothing is installed again, but for another PyTorch.
-    version, said = make_venv(TORCH_INDEX="http://localhost:9")
-    assert version == "9+cpu" and "Nothing to be done" in said
+    version, output = make_venv(TORCH_INDEX="http://localhost:9")
+    assert version == "9+cpu" and "Nothing to be done" in output
     assert make_venv(TORCH="cu126")[0] == "8+cu126"
     (make_venv.checkout / "requirements.txt").touch()
     assert make_venv()[0] == "8+cu126"
@@ -97,5 +97,5 @@ def test_other_wheels_with_a_gpu_slurm_or_torch(here, site, version, make_venv):
     if here == "Slurm":
         (make_venv.commands / "sbatch").symlink_to("/bin/true")
     silent = {"TORCH_INDEX": "http://localhost:9"} if "index" in here else {}
-    found, said = make_venv(site, **silent)
-    assert found == version and "CPUs" not in said
+    found, output = make_venv(site, **silent)
+    assert found == version and "CPUs" not in output

@@ -181,7 +181,7 @@ def test_damaged_data(size, sample, tmp_path, monkeypatch):
         (["--save-model"], "cannot write mnist_cnn.pt"),
     ],
 )
-def test_mistakes(options, words, tmp_path, monkeypatch):
+def test_user_errors_are_one_line(options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATADIR", str(tmp_path / "none"))
     (tmp_path / "mnist_cnn.pt").mkdir()

@@ -144,15 +144,15 @@ def chromium():
 
 @pytest.fixture
 def tab(chromium, pages):
-    """Return a tab with a pair; on its console nothing may be said."""
-    tab, said = chromium.new_page(viewport={"width": 1280, "height": 720}), []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
+    """Return a tab with a pair; its console must stay empty."""
+    tab, messages = chromium.new_page(viewport={"width": 1280, "height": 720}), []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
     tab.open = lambda page: tab.goto((pages / page).as_uri())
     tab.open(build.pairs()[LEFT, RIGHT])
     yield tab
     tab.close()
-    assert not said
+    assert not messages
 
 
 def press(tab, *keys):
@@ -233,7 +233,7 @@ def test_changes_are_chosen_by_keys_by_mouse_and_by_address(tab):
 
 
 @pytest.mark.slow
-def test_alike_rows_are_folded(tab):
+def test_equal_rows_are_folded(tab):
     folded = tab.locator(".fold").count()
     assert folded and not seen(tab, ".fold")
     tab.get_by_role("button", name="Show").first.click()
@@ -357,9 +357,9 @@ def read_questions(text):
 def test_each_question_has_an_answer_under_its_number(exercise):
     pages = {*(REPOSITORY / exercise).glob("*.md")}
     pages -= {REPOSITORY / exercise / name for name in ("ANSWERS.md", "ROWS.md")}
-    asked, rest = read_questions("\n".join(page.read_text() for page in pages))
-    answered, _ = read_questions((REPOSITORY / exercise / "ANSWERS.md").read_text())
-    assert asked and asked == answered
-    for heading, numbers in asked.items():
+    questions, rest = read_questions("\n".join(page.read_text() for page in pages))
+    answers, _ = read_questions((REPOSITORY / exercise / "ANSWERS.md").read_text())
+    assert questions and questions == answers
+    for heading, numbers in questions.items():
         assert numbers == list(range(1, len(numbers) + 1)), heading
     assert not re.search(r"\?|(^|[.:;] )[Tt]ry\b", rest, re.M), rest

@@ -81,7 +81,7 @@ def first_names(row, tag):
 
 
 @each_pair
-def test_a_changed_row_faces_its_twin(left, right, tag, most):
+def test_a_changed_row_faces_its_counterpart(left, right, tag, most):
     for old, new in hunks(left, right):
         assert len(old) <= len(new), old
         for one, other in zip(old, new, strict=False):

@@ -136,8 +136,8 @@ def test_commands_work_as_typed(file, sample, tmp_path):
     assert len(found) == len(typed), shown
     for status, command in zip(found, typed, strict=True):
         usual = ["0", "1"] if command.startswith("diff ") else ["0"]
-        said = re.findall(r"# .*status (\d+)", command)
-        assert status in (said or usual), (command, shown)
+        expected = re.findall(r"# .*status (\d+)", command)
+        assert status in (expected or usual), (command, shown)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -173,5 +173,5 @@ def test_the_plans_of_teaching_add_up():
             sums[lesson] = sums.get(lesson, 0) + int(minutes)
     (alone,) = [body for body in bodies if body.startswith("Working alone")]
     rows = [row for row in table_rows(alone) if row[0].isdigit()]
-    told = {f"{row[0]} {row[1].partition(',')[0]}": int(row[2]) for row in rows}
-    assert told == sums
+    listed = {f"{row[0]} {row[1].partition(',')[0]}": int(row[2]) for row in rows}
+    assert listed == sums

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY, copy_exercise
 from conftest import run as run_command
-from ranks import Run
-from test_checkpoint import Made, same
+from fork_ranks import Run
+from test_checkpoint import SmallRun, same
 from test_checkpoint import load as read
 
 sys.path.append(str(REPOSITORY / "tests/slurm"))
@@ -37,7 +37,7 @@ def on_slurm(test):
 def undisturbed(sample, tmp_path_factory):
     """Return the checkpoint and output of an uninterrupted run of cinic_ddp.py."""
     exercise = copy_exercise("cinic_lab", tmp_path_factory.mktemp("whole"))
-    run = Run(exercise, sample, "cinic_ddp.py", *OPTIONS, ranks=2)
+    run = Run(exercise, sample, "cinic_lab/cinic_ddp.py", *OPTIONS, ranks=2)
     assert run.join() == [0, 0], run.output()
     return read(exercise), run.output()
 
@@ -59,7 +59,9 @@ def test_stopped_after_each_epoch(undisturbed, sample, tmp_path):
     exercise, options, printed = copy_exercise("cinic_lab", tmp_path), OPTIONS, ""
     patch = partial(request_stop, tmp_path / "stop")
     for status, stopped in ((85, 1), (85, 1), (85, 1), (0, 0)):
-        run = Run(exercise, sample, SCRIPT, *options, ranks=2, patch=patch)
+        run = Run(
+            exercise, sample, f"cinic_lab/{SCRIPT}", *options, ranks=2, patch=patch
+        )
         assert run.join() == [status, status], run.output()
         assert run.output().count("Stopped after epoch") == stopped
         printed += run.output()
@@ -131,11 +133,11 @@ def test_a_requeued_job_takes_its_own_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def saved(folder, epoch):
-        made = Made(folder=f"logs/{folder}")
-        made.state.save(epoch, 0.0)
+        small = SmallRun(folder=f"logs/{folder}")
+        small.state.save(epoch, 0.0)
         return f"logs/{folder}/checkpoint.pth.tar"
 
-    state = Made(folder="logs/cinic_requeue-7-1123-103").state
+    state = SmallRun(folder="logs/cinic_requeue-7-1123-103").state
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert state.find_own_checkpoint() is None

@@ -134,7 +134,7 @@ def test_the_seed_of_the_data_is_fixed(load):
         assert tokens[1:] == targets[:-1]
 
 
-def test_mistakes_give_one_line(exercise):
+def test_user_errors_are_one_line(exercise):
     command = [sys.executable, "tensorflow/multi_worker_mirrored.py"]
     done = run(command, exercise, TF_CPP_MIN_LOG_LEVEL="3")
     assert done.returncode == 2, done.stderr

@@ -78,15 +78,15 @@ def two_ranks(tmp_path, body, find="False"):
 
 
 def test_unused_parameter(tmp_path):
-    status, said = two_ranks(tmp_path, UNUSED)
-    assert status and FINISHED in said and FINISHED in HEADS
+    status, output = two_ranks(tmp_path, UNUSED)
+    assert status and FINISHED in output and FINISHED in HEADS
     assert two_ranks(tmp_path, UNUSED, find="True")[0] == 0  # what the page advises
 
 
 def test_gradient_that_comes_twice(tmp_path):
     reentrant = CHECKPOINT.replace("REENTRANT", "True")
-    status, said = two_ranks(tmp_path, reentrant, find="True")
-    assert status and READY in said and READY in HEADS
+    status, output = two_ranks(tmp_path, reentrant, find="True")
+    assert status and READY in output and READY in HEADS
     fixed = CHECKPOINT.replace("REENTRANT", "False")
     assert two_ranks(tmp_path, fixed, find="True")[0] == 0
 
@@ -107,9 +107,9 @@ def test_port_in_use(tmp_path):
 
 
 def test_state_of_the_wrapper():
-    status, said = python(PREFIX)
-    assert status and 'Unexpected key(s) in state_dict: "module.weight"' in said
-    assert "<All keys matched successfully>" in said
+    status, output = python(PREFIX)
+    assert status and 'Unexpected key(s) in state_dict: "module.weight"' in output
+    assert "<All keys matched successfully>" in output
     assert "consume_prefix_in_state_dict_if_present(state" in PAGE
     assert 'Missing key(s) in state_dict, Unexpected key(s): "module."' in HEADS
 
@@ -121,16 +121,16 @@ def test_shared_memory_that_is_too_small():
     mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
     small = ["unshare", "-m", "bash", "-c", mount, "bash"]
     message = "unable to allocate shared memory(shm)"
-    status, said = python(WORKER.replace("WORKERS", "1"), *small)
-    assert status and message in said and f"`{message}`" in PAGE
-    status, said = python(WORKER.replace("WORKERS", "0"), *small)
-    assert (status, said) == (0, "all read\n")
+    status, output = python(WORKER.replace("WORKERS", "1"), *small)
+    assert status and message in output and f"`{message}`" in PAGE
+    status, output = python(WORKER.replace("WORKERS", "0"), *small)
+    assert (status, output) == (0, "all read\n")
 
 
 def test_processes_from_a_notebook():
     """A cell's functions are in no file, as those of `python -c`."""
-    status, said = python(CELL)
-    message = re.search("Can't get attribute 'train' on <module '__main__'", said)
+    status, output = python(CELL)
+    message = re.search("Can't get attribute 'train' on <module '__main__'", output)
     assert status and message
     head = message[0].replace("<", "").replace("__", r"\_\_")
     assert head in HEADS

@@ -161,8 +161,8 @@ def test_torchrun_of_other_peoples_scripts(sbatch, exercise):
     text = (REPOSITORY / "docs/TROUBLESHOOTING.md").read_text()
     lines = re.search(r"```bash\n(export HOST=.*?)```", text, re.S)[1]
     (exercise / "train.py").write_text(WHO)
-    asked = "--nodes=2", "--gpus-per-node=2"
-    header = "".join(f"#SBATCH {option}\n" for option in asked)
+    options = "--nodes=2", "--gpus-per-node=2"
+    header = "".join(f"#SBATCH {option}\n" for option in options)
     (exercise / "job.sh").write_text(f"#!/bin/bash\n{header}{lines}")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # has torchrun
     found = ends_as(sbatch(exercise, "job.sh", PATH=path), "COMPLETED", 0)
@@ -190,7 +190,7 @@ def test_a_run_script_works_in_an_interactive_job(slurm, tmp_path, monkeypatch):
     assert json.loads(done.stdout)[0] == ["x.py"], done.stderr
 
 
-def test_a_missing_node_is_named(sbatch, exercise, tmp_path):
+def test_a_missing_node_ends_the_job(sbatch, exercise, tmp_path):
     (tmp_path / "common").unlink()
     common = shutil.copytree(REPOSITORY / "common", tmp_path / "common")
     late = f'[[ $SLURM_PROCID == 0 ]] || sleep 99\nexec {sys.executable} "$@"\n'
@@ -380,6 +380,6 @@ def test_ctrl_c_ends_a_rehearsal_and_its_job(rehearsal, exercise):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     child.send_signal(signal.SIGINT)
-    said = child.communicate()[1]
-    assert child.returncode != 0 and "Traceback" not in said
+    errors = child.communicate()[1]
+    assert child.returncode != 0 and "Traceback" not in errors
     assert finish(job)[0]["JobState"] == "CANCELLED"
