@@ -98,10 +98,9 @@ def at_least(least):
 
     def number(text):
         value = type(least)(text)
-        if not least <= value < 2**31:  # false for NaN too
-            raise argparse.ArgumentTypeError(
-                f"{text} is not from {least} to 2**31 - 1"
-            )
+        if not least <= value < 2**31:  # also refuses NaN
+            what = f"{text} is not from {least} to 2**31 - 1"
+            raise argparse.ArgumentTypeError(what)
         return value
 
     return number

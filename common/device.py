@@ -26,10 +26,8 @@ def get_ranks():
     watchdog.heartbeat(120)
     if "RANK" not in os.environ:
         launcher = "python -m common.torchrun --standalone --nproc-per-node=2"
-        script = sys.argv[0]
-        raise UserError(
-            f"{script} needs one process per GPU: run `{launcher} {script}`"
-        )
+        what = f"{sys.argv[0]} needs one process per GPU"
+        raise UserError(f"{what}: run `{launcher} {sys.argv[0]}`")
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
     return tuple(int(os.environ[name]) for name in names)
 
@@ -52,9 +50,8 @@ def get_device(local_rank=None):
     """
     watchdog.heartbeat(120)
     rank, world_size = (os.environ.get(name) for name in ("RANK", "WORLD_SIZE"))
-    if local_rank is None and (
-        rank not in (None, "0") or world_size not in (None, "1")
-    ):
+    several = rank not in (None, "0") or world_size not in (None, "1")
+    if local_rank is None and several:
         raise UserError(
             f"{sys.argv[0]} is for one process, but RANK={rank} and WORLD_SIZE="
             f"{world_size}: start its multi-GPU counterpart, or run `unset RANK "
@@ -62,12 +59,8 @@ def get_device(local_rank=None):
         )
     gpus = count_gpus()
     if not gpus:
-        variables = (
-            "CUDA_VISIBLE_DEVICES",
-            "HIP_VISIBLE_DEVICES",
-            "ROCR_VISIBLE_DEVICES",
-        )
-        hidden = any(os.environ.get(name) in ("", "-1") for name in variables)
+        names = [f"{kind}_VISIBLE_DEVICES" for kind in ("CUDA", "HIP", "ROCR")]
+        hidden = any(os.environ.get(name) in ("", "-1") for name in names)
         given = os.environ.get("SLURM_GPUS_ON_NODE", "0")
         if given != "0" and not hidden:
             raise UserError(
@@ -100,9 +93,7 @@ def pick_dtype(device, wanted=None):
     instructions for it. Otherwise a GPU, which would emulate bfloat16, gets float16
     (with a GradScaler), and a CPU, where bfloat16 would be slower, 32 bits.
     """
-    from common.log import (
-        rank0_print,
-    )  # here, since bench/check.py must run without tqdm
+    from common.log import rank0_print  # here: bench/check.py must run without tqdm
 
     if device.type == "cpu":
         # oneDNN also accepts bfloat16 where it emulates it, with AVX-512 alone.

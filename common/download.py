@@ -24,11 +24,8 @@ def download_options(doc):
     parser = OptionParser(doc)
     add, text = parser.add_argument, "folder with the data (default: download it)"
     add("--from", type=Path, metavar="FOLDER", dest="source", help=text)
-    add(
-        "--url",
-        metavar="ADDRESS",
-        help="address to download from (default: the official site)",
-    )
+    text = "address to download from (default: the official site)"
+    add("--url", metavar="ADDRESS", help=text)
     return parser
 
 
@@ -139,9 +136,8 @@ def download_torchvision(doc, dataset, name):
     try:
         if args.source:
             shutil.copytree(args.source / name, unpacking / name)
-            (unpacking / name).chmod(
-                0o755
-            )  # FOLDER may be read-only, and the copy is renamed
+            # FOLDER may be read-only, and the copy is renamed.
+            (unpacking / name).chmod(0o755)
         for train in (True, False):  # also checks that the files can be read
             dataset(unpacking, train=train, download=not args.source)
         (unpacking / name).rename(target)

@@ -13,7 +13,7 @@ launch=("${PYTHON[@]}" -m common.torchrun --nnodes="$NODES"
     --nproc-per-node="$GPUS" --rdzv-id="${SLURM_JOB_ID:-0}-$port" --rdzv-backend=c10d
     --rdzv-endpoint="$host:$port"
     --rdzv-conf="join_timeout=$limit,read_timeout=$limit,timeout=$limit" "$@")
-if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: works in `srun --pty bash`, too
+if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
     exec srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 \
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${launch[@]}"
 fi

@@ -38,9 +38,7 @@ def find_image_root(folder, split, name):
         if os.path.isdir(found / split / name) and not half_unpacked:
             return found
     with suppress(FileNotFoundError, NotADirectoryError):
-        os.listdir(
-            folder / split / name
-        )  # raises PermissionError if it is unreadable
+        os.listdir(folder / split / name)  # raises PermissionError
 
 
 def prepare(source, target, splits, classes, size, *, skip_bad=False):
@@ -58,9 +56,7 @@ def prepare(source, target, splits, classes, size, *, skip_bad=False):
             folder = source / split / name
             images = [f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES]
             if not images:
-                raise UserError(
-                    f"no images in {folder}: add them, or another --from"
-                )
+                raise UserError(f"no images in {folder}: use another --from")
             files += sorted(images)
             labels += [label] * len(images)
         megabytes = len(files) * 3 * size * size / 1e6
@@ -68,9 +64,7 @@ def prepare(source, target, splits, classes, size, *, skip_bad=False):
         images, readable = read_photos(files, size)
         labels = torch.tensor(labels)
         if not readable.all():
-            bad = [
-                str(file) for file, ok in zip(files, readable, strict=True) if not ok
-            ]
+            bad = [f for f, ok in zip(files, readable, strict=True) if not ok]
             count = f"{len(bad)} of {len(files)} images cannot be read"
             if not skip_bad:
                 raise UserError(f"{count}: replace {bad[0]} ..., or add --skip-bad")
@@ -78,12 +72,10 @@ def prepare(source, target, splits, classes, size, *, skip_bad=False):
             images, labels = images[readable], labels[readable]
             for label, name in enumerate(classes):
                 if label not in labels:
-                    raise UserError(
-                        f"none of {name} can be read: replace {bad[0]} ..."
-                    )
-        save_atomically(
-            {"images": images, "labels": labels}, prepared_file(target, split, size)
-        )
+                    text = f"none of {name} can be read: replace {bad[0]} ..."
+                    raise UserError(text)
+        content = {"images": images, "labels": labels}
+        save_atomically(content, prepared_file(target, split, size))
 
 
 def read_photos(files, size, *, threads=8):

@@ -25,15 +25,10 @@ def make_synthetic_data(doc, name, make_files, prepare=lambda folder: None):
     number, relative to the default. prepare(folder) then prepares them.
     """
     parser = OptionParser(doc)
-    add = parser.add_argument
-    text = "folder for the data"
+    add, text = parser.add_argument, "folder for the data"
     add("--to", type=Path, default=SYNTHETIC_DIR, metavar="FOLDER", help=text)
-    add(
-        "--scale",
-        type=float,
-        default=1,
-        help="size of the data set, relative to the default",
-    )
+    text = "size of the data set, relative to the default"
+    add("--scale", type=float, default=1, help=text)
     args = parser.parse_args()
     target, part = args.to / name, args.to / f"{name}.part"
     if not 0.01 <= args.scale <= 100:

@@ -1,5 +1,5 @@
 # A class: the teacher makes the environment and fetches the data once; all others read them.
-# Copy this to NAME.sh and put in what is yours: docs/CLUSTER.md#for-a-class
+# Copy this to NAME.sh and edit it: docs/CLUSTER.md#for-a-class
 course=/projects/course/multigpu # the teacher's clone of this repository
 # module load Python/... # if the python3 of the teacher's `make venv` came from a module
 venv=$course/.venv

@@ -1,4 +1,3 @@
-# A notebook that lends GPUs, such as Kaggle's or Colab's: SITE=notebook (docs/KAGGLE.md).
-# Its Python has PyTorch. Do not run `make venv` there: it fetches 6 GB and another CUDA.
-# Data go to data/ in the repository, which you may write.
+# Notebooks of Kaggle and Colab: SITE=notebook (docs/KAGGLE.md). Their Python has PyTorch.
+# Do not run `make venv` there: it fetches 6 GB and another CUDA.
 PYTHON=(python)
