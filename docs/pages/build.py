@@ -4,9 +4,9 @@
     python docs/pages/build.py --picture docs/img/diff.png
 
 It has a page for each Markdown file and each pair, a sheet to print of each lesson's
-questions, and the files that these link to. ROWS.md or README.md explains a changed
-line of its folder, else by dp_ddp_intro/ROWS.md: in the text below an indented
-block that has this line or its comment. A pair's questions are those of the first
+questions, and the files that these link to. A changed line's explanation is the text
+below an indented block with this line or its comment, in its folder's ROWS.md or
+README.md, or else in dp_ddp_intro/ROWS.md. A pair's questions are those of the first
 section that names its right script.
 """
 
@@ -244,14 +244,14 @@ def questions(right, page):
                 sections.append([])
             sections[-1].append(token)
         for section in sections:
-            asked = [(n, item) for _, n, item in numbered(section)]
-            if not asked or name not in named(*section):
+            found = [(n, item) for _, n, item in numbered(section)]
+            if not found or name not in named(*section):
                 continue
-            asked = [(n, i) for n, i in asked if name in (named(i) or {name})]
+            found = [(n, i) for n, i in found if name in (named(i) or {name})]
             renderer, where = Renderer(file, page), plain(section[0])
             link = renderer.to(address(file)) + "#" + anchor(where)
             html = f'<a href="{link}">{escape(where)}</a><ol>'
-            for n, item in asked:
+            for n, item in found:
                 html += f"<li value={n}>{renderer.html(item['children'])}"
             summary = "<summary>Questions</summary>"
             return f"<details class=questions open>{summary}{html}</ol></details>"
@@ -299,24 +299,24 @@ def align(left, right):
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     rows, i, j = [], 0, 0
     lines = done.stdout.splitlines()[3:]  # after the names and the @@
-    for alike, group in groupby(lines, key=lambda line: line[0] == " "):
+    for equal, group in groupby(lines, key=lambda line: line[0] == " "):
         group = [*group]
         lefts = [line[1:] for line in group if line[0] in " -"]
         rights = [line[1:] for line in group if line[0] in " +"]
         for old, new in zip_longest(lefts, rights):
             i, j = i + (old is not None), j + (new is not None)
             mark = ">" if old is None else "<" if new is None else "|"
-            rows.append((i, old, " " if alike else mark, j, new))
+            rows.append((i, old, " " if equal else mark, j, new))
     return rows
 
 
 def fold(rows):
     """Yield the rows in parts, with a kind: "change", "near" one, or "fold"."""
-    for alike, group in groupby(rows, key=lambda row: row[2] == " "):
+    for equal, group in groupby(rows, key=lambda row: row[2] == " "):
         group = [*group]
         first = 0 if group[0] is rows[0] else CONTEXT
         last = len(group) - (0 if group[-1] is rows[-1] else CONTEXT)
-        if not alike:
+        if not equal:
             yield "change", group
         elif last - first < CONTEXT:
             yield "near", group

@@ -1,7 +1,7 @@
 // Keys, folds and slides. The chosen row is the one in the address.
 const root = document.documentElement, all = (what) => [...document.querySelectorAll(what)];
 root.classList.add("js");
-// What is kept from page to page; some browsers refuse that to files.
+// What is kept from page to page. Some browsers refuse that for files.
 const kept = { size: 1, turned: false, slides: false, open: false };
 try { Object.assign(kept, JSON.parse(localStorage.pages || "{}")); } catch { /* as new */ }
 const rows = all(".row"), [stacked] = all("#stacked"), [place] = all("#place"), [main] = all("main");
@@ -75,7 +75,7 @@ const onSlides = { ArrowRight: "n", ArrowDown: "n", PageDown: "n", " ": "n", Arr
 
 function act(key) {
   actions[key]();
-  if (key !== "d") shown = ""; // what is chosen stays in view
+  if (key !== "d") shown = ""; // the chosen line stays in view
   show();
   if ("np".includes(key)) rows[chosen()]?.querySelector("a").focus({ preventScroll: true });
 }
@@ -99,7 +99,7 @@ addEventListener("click", (event) => {
     show();
   }
 });
-// Of two scripts side by side one is copied: that where the mouse goes down.
+// Only the script where the mouse goes down is copied.
 addEventListener("mousedown", (event) => {
   const cell = event.target.closest(".pair td");
   if (cell) cell.closest("table").className = cell.cellIndex > 2 ? "pair right" : "pair left";
