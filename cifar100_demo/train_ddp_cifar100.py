@@ -21,7 +21,7 @@ from torchvision import models
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: the ranks
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
 from common.optimizer import init_momentum

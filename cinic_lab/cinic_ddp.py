@@ -25,7 +25,7 @@ from torch.utils.tensorboard import SummaryWriter  # TB: writes event files
 from common.checkpoint import check_writable
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: its ranks
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: the ranks
 from common.log import NullWriter, RunLog  # DDP: NullWriter writes nothing
 from common.metrics import batch_sums, to_metrics
 from common.optimizer import init_momentum

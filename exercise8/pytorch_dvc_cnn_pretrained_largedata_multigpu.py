@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the da
 from backbones import BACKBONES, WEIGHT_SETS, load_features
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: its ranks
+from common.device import get_device, get_ranks  # DDP: the ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats

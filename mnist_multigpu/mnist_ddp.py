@@ -20,7 +20,7 @@ from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the da
 from common.checkpoint import check_writable, save_atomically
 from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: its ranks
+from common.device import get_device, get_ranks  # DDP: the ranks
 from common.log import RunLog, rank0_print
 from common.metrics import batch_sums, check_finite, to_metrics
 from dataset import MEAN, STD, mnist

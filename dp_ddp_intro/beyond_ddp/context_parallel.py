@@ -18,7 +18,7 @@ from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, UserError, at_least  # CP: checks --length
 from common.data import make_loader
-from common.device import get_device, get_ranks  # CP: its ranks
+from common.device import get_device, get_ranks  # CP: the ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences

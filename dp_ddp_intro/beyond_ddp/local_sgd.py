@@ -19,7 +19,7 @@ from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.cli import OptionParser, at_least
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: its ranks
+from common.device import get_device, get_ranks  # DDP: the ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences

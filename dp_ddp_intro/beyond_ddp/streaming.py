@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader  # STREAM: no sampler
 
 from common.cli import OptionParser, at_least
 from common.data import data_root  # STREAM: the folder of the files
-from common.device import get_device, get_ranks  # DDP: its ranks
+from common.device import get_device, get_ranks  # DDP: the ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from data_stream import ShardStream  # STREAM: reads them while it trains

@@ -19,7 +19,7 @@ from torch.utils.data import RandomSampler
 
 from common.cli import OptionParser, UserError, at_least  # TP: checks --heads
 from common.data import make_loader
-from common.device import get_device, get_ranks  # TP: its ranks
+from common.device import get_device, get_ranks  # TP: the ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
