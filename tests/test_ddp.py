@@ -103,6 +103,7 @@ BEYOND_DDP = [
         "--local-steps=1 --outer-lr=1 --outer-momentum=0",
         copies=0,
     ),
+    Case(f"{BEYOND}/elastic.py", SINGLE, 3, f"--batch-size={BATCH}"),
     Case(f"{BEYOND}/zero.py", SINGLE),
     Case(f"{BEYOND}/checkpointing.py", SINGLE),
     Case(f"{BEYOND}/fsdp.py", SINGLE, copies=0),

@@ -1,0 +1,134 @@
+"""elastic.py of dp_ddp_intro/beyond_ddp: nodes leave and come back.
+
+test_ddp.py tests that it trains as one process does.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import REPOSITORY, free_port
+from fork_ranks import Run
+from record_rank import record
+
+TINY = ("--layers=2", "--width=32", "--heads=4", "--length=16", "--lr=0.3")
+TINY += ("--sequences=48", "--batch-size=12")
+SCRIPT = "dp_ddp_intro/beyond_ddp/elastic.py"
+
+
+def start(folder, *options, ranks, script=SCRIPT, patch=record):
+    return Run(folder, "", script, *TINY, *options, ranks=ranks, patch=patch)
+
+
+def test_it_continues_on_any_number_of_processes(tmp_path):
+    """With the losses of one process that was never stopped, momentum included."""
+    (tmp_path / "one").mkdir()
+    single = "dp_ddp_intro/single.py"
+    run = start(tmp_path / "one", "--epochs=6", ranks=0, script=single)
+    (expected,) = run.results()
+    seen = []
+    for ranks, epochs in (2, 2), (1, 3), (3, 6):
+        first, *others = start(tmp_path, f"--epochs={epochs}", ranks=ranks).results()
+        assert all(other["means"] == first["means"] for other in others)
+        seen += first["means"]
+    assert len(seen) == 6
+    for its, ours in zip(seen, expected["means"], strict=True):
+        assert its == pytest.approx(ours, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return a folder with the checkpoint of an epoch."""
+    folder = tmp_path_factory.mktemp("saved")
+    assert start(folder, "--epochs=1", ranks=1, patch=None).join() == [0]
+    return folder
+
+
+def read_other_file(module, rank):
+    """Make rank 1 find no checkpoint, as on a node with a disk of its own."""
+    exists = os.path.exists
+    os.path.exists = lambda path: rank == 0 and exists(path)
+
+
+@pytest.mark.parametrize(
+    "ranks, options, patch, words",
+    [
+        (1, ["--epochs=1"], None, "elastic.pt has 1 epochs; delete it, or .*s 2$"),
+        (1, ["--width=64"], None, "of another model; delete it, or use its options"),
+        (2, ["--batch-size=7"], None, "7 cannot be split over 2 .*--batch-size 8"),
+        (2, [], read_other_file, "has .1, 0. epochs on ranks 0 to 1; put it on a"),
+    ],
+)
+def test_user_errors(ranks, options, patch, words, saved):
+    run = start(saved, *options, ranks=ranks, patch=patch)
+    assert run.join() == [2] * ranks
+    (line,) = re.findall("^Error: .*", run.output(), re.M)
+    assert re.search(words, line), line
+
+
+class Node:
+    """torchrun with one process, in this folder; output: the file of its output."""
+
+    def __init__(self, folder, port, name, *options):
+        conf = "last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=3"
+        command = [sys.executable, "-m", "common.torchrun", "--nnodes=1:2"]
+        command += ["--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
+        command += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic"]
+        command += [f"--rdzv-conf={conf}", REPOSITORY / SCRIPT, *options]
+        self.output = folder / f"{name}.out"
+        env = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        env["PYTHONPATH"] = f"{REPOSITORY}:{os.environ['PYTHONPATH']}"
+        with open(self.output, "w") as out:
+            streams = {"stdout": out, "stderr": out, "start_new_session": True}
+            self.process = subprocess.Popen(command, cwd=folder, env=env, **streams)
+
+    def wait_for(self, pattern, after=0):
+        """Return where the pattern ends in the output, after this position."""
+        for _ in range(1800):
+            if found := re.compile(pattern, re.M).search(
+                self.output.read_text(), after
+            ):
+                return found.end()
+            assert self.process.poll() is None, self.output.read_text()
+            time.sleep(0.1)
+        raise TimeoutError(f"{pattern}: {self.output.read_text()}")
+
+    def kill(self, sig):
+        self.process.send_signal(sig)
+        self.process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT])
+def test_a_node_leaves_and_comes_back(sig, tmp_path):
+    """All epochs are trained once, with one process or two."""
+    options = *TINY, "--lr=0.0003", "--sequences=3072", "--epochs=999"
+    port, nodes = free_port(), []
+
+    def add(name):
+        nodes.append(Node(tmp_path, port, name, *options))
+        return nodes[-1]
+
+    try:
+        first = add("first")
+        at = first.wait_for("^Epoch 2:", first.wait_for("^elastic on 1 x"))
+        second = add("second")
+        at = first.wait_for("^Epoch ", first.wait_for("^elastic on 2 x", at))
+        second.kill(sig)
+        at = first.wait_for("^Epoch ", first.wait_for("^elastic on 1 x", at))
+        add("again")
+        at = first.wait_for("^Epoch ", first.wait_for("^elastic on 2 x", at))
+    finally:
+        for node in reversed(nodes):
+            node.kill(signal.SIGTERM)
+    text = first.output.read_text()
+    rows = re.findall(r"^Epoch (\d+):.*train loss (\S+)", text, re.M)
+    numbers = [int(number) for number, _ in rows]
+    assert numbers == [*range(1, len(rows) + 1)]
+    losses = [float(loss) for _, loss in rows]
+    assert losses == sorted(losses, reverse=True)
+    assert set(re.findall("^Batch size: .* = (.*)", text, re.M)) == {"12"}
