@@ -6,8 +6,8 @@
 
 Each line is a command. Options that differ between the commands have a column each.
 
-against       the baseline has this batch, per GPU or in total. It is the fastest run
-              on one GPU with the same options, except for --epochs, --lr, --seed,
+baseline      the batch of the baseline, per GPU or in total: the fastest run on one
+              GPU with the same options, except for --epochs, --lr, --seed,
               --optimizer and the like. A run with the same --epochs is preferred
 speed-up      images (or tokens) per second relative to the baseline
 efficiency    speed-up per GPU
@@ -65,7 +65,7 @@ COLUMNS = {
 }
 # Shown if rows differ in them; owner, runs, spread and note if they have content.
 OPTIONAL_COLUMNS = {
-    "against": ("against", "{}"),
+    "baseline": ("base_batch", "{}"),
     "device": ("device", "{}"),
     "runs": ("runs", "{}"),
     "spread": ("spread", "{:.0%}"),
@@ -194,7 +194,7 @@ def explain_no_baseline(row, bases):
 
 def add_speedup(row, bases):
     """Set a row's baseline, speed-up and efficiency, and add notes on them."""
-    base, row["against"] = find_baseline(row, bases)
+    base, row["base_batch"] = find_baseline(row, bases)
     row["base"], row["speedup"], row["efficiency"] = base, None, None
     if base is None:
         row["notes"].append(f"no speed-up: {explain_no_baseline(row, bases)}")
@@ -271,7 +271,7 @@ def compare(runs):
 def describe(row):
     """Return the script, nodes, batch and settings of a row."""
     nodes = f", {row['nodes']} nodes" if row["nodes"] > 1 else ""
-    batch = f", batch {row['against'] or row['batch']}"
+    batch = f", batch {row['base_batch'] or row['batch']}"
     settings = [f" {k} {v}" for k, v in row["differs"].items() if v != ""]
     return printable(f"{row['name']}{nodes}{batch}{''.join(settings)}")
 
@@ -290,7 +290,7 @@ def make_table(rows):
     notes, columns = number_notes(rows), dict(COLUMNS)
     for header, (name, form) in OPTIONAL_COLUMNS.items():
         differ = len({row[name] for row in rows}) > 1
-        has_content = header not in ("against", "device")
+        has_content = header not in ("baseline", "device")
         has_content = has_content and rows[0][name] not in ("", 0, 1)
         if differ or has_content:
             columns[header] = name, form

@@ -119,7 +119,7 @@ def main():
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus)  # DP: counts all GPUs
-    batch_size = args.batch_size * gpus  # DP: for all GPUs
+    batch_size = args.batch_size * gpus  # DP: split over all GPUs
     model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     sampler = RandomSampler(train_set)
     train_loader = make_loader(
