@@ -18,7 +18,7 @@ from conftest import REPOSITORY, free_port, run
 from fork_ranks import Run
 
 PROGRAMS = REPOSITORY / "tests/programs"
-EXTRA = {"local_sgd.py": ["--hang-timeout=2"]}
+IMPATIENT = "local_sgd.py", "sharded.py"
 
 
 def variants(file):
@@ -85,7 +85,8 @@ def expect(bug, folder, output, status):
 def test_foreign_programs(name, bug, changes, tmp_path):
     write_programs(name, changes, tmp_path)
     script = ["-m", "trainer.main", "lr=0.1"] if "trainer" in name else [name]
-    options = ["--json=rows.json", *EXTRA.get(name, []), *script]
+    patience = ["--hang-timeout=2"] * (name in IMPATIENT)
+    options = ["--json=rows.json", *patience, *script]
     ranks = 0 if name == "spawned.py" else 2
     env = {"PORT": free_port()}
     job = Run(
@@ -574,15 +575,15 @@ def test_it_explains_each_check(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_stranger_installs_it(tmp_path):
     """The first commands of its README, in an environment that has PyTorch alone."""
-    shutil.copytree(REPOSITORY / "clinic/checkup", tmp_path / "clinic/checkup")
+    folder = shutil.copytree(REPOSITORY / "clinic/checkup", tmp_path / "checkup")
     run([sys.executable, "-m", "venv", "--without-pip", "env"], tmp_path)
     (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
     (site / "pytorch.pth").write_text(sysconfig.get_path("purelib"))
     python = tmp_path / "env/bin/python"
-    done = run([python, "-m", "pip", "install", "./clinic/checkup"], tmp_path)
+    done = run([python, "-m", "pip", "install", "."], folder)
     assert done.returncode == 0, done.stderr
-    command = tmp_path / "env/bin/ddp-checkup", "-n", 2, "clinic/checkup/example.py"
-    done = run(command, tmp_path, OMP_NUM_THREADS="1")
+    command = tmp_path / "env/bin/ddp-checkup", "-n", 2, "example.py"
+    done = run(command, folder, OMP_NUM_THREADS="1")
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "example.py:24: epoch 2 has the order of epoch 1" in done.stdout
     assert "checked, 1 error, 0 warnings" in done.stdout

@@ -45,10 +45,17 @@ def main(args):
     for epoch in range(args.epochs):
         # BUG set-epoch: pass
         sampler.set_epoch(epoch)
+        total = torch.zeros(())
         for inputs, targets in loader:
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(inputs), targets).backward()
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
             optimizer.step()
+            total += loss.detach()
+        # BUG own-number: pass
+        dist.all_reduce(total, dist.ReduceOp.AVG)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: loss {total.item() / len(loader):.5f}")
     dist.destroy_process_group()
 
 

@@ -34,7 +34,9 @@ def evaluate_with_rest(scale=1.0):
     for inputs, targets in val_loader:
         total += (model.module(inputs).squeeze(1) - targets).square().sum()
         count += len(inputs)
+    # BUG own-number: pass
     dist.all_reduce(total)
+    # AND own-number: pass
     dist.all_reduce(count)
     # BUG eval-coverage: for inputs, targets in []:
     for inputs, targets in rest_loader:

@@ -86,12 +86,14 @@ def first_difference(ranks, part):
 
 def are_averaged_later(ranks):
     """Return whether weights that differed become equal again, as in LocalSGD."""
-    differed = False
-    for _, of_all in steps_of_all(ranks, "weights"):
-        same = all(v == of_all[0] for v in of_all)
-        if differed and same:
+    differed = set()  # of several optimizers each has its own weights
+    for i, of_all in steps_of_all(ranks, "weights"):
+        models = ranks[0].models
+        model = str(models[min(i, len(models) - 1)])
+        if any(v != of_all[0] for v in of_all):
+            differed.add(model)
+        elif model in differed:
             return True
-        differed = differed or not same
     return False
 
 
@@ -114,15 +116,17 @@ def loops(ranks, train):
 
 
 def items_to_share(group):
-    items = None
-    for sets in zip(*(e.sets for e in group), strict=False):
-        # Subsets are shards if they are disjoint, but for what fills them up.
-        again = sum(map(len, sets)) - len(set.union(*sets))
+    levels = [*zip(*(e.sets for e in group), strict=False)]
+    for number, sets in enumerate(levels, start=1):
         if all(s == sets[0] for s in sets):
-            items = sets[0]
-        if items or again >= len(group):
-            break
-    return items
+            return sets[0]
+        # Subsets are shards if they are disjoint, but for what fills them up.
+        union = set.union(*sets)
+        if sum(map(len, sets)) - len(union) >= len(group):
+            return None
+        if number == len(levels) - 1:  # the rest may be there for another purpose
+            return union
+    return None
 
 
 def count(group, items):
@@ -204,6 +208,8 @@ def compare_shards(ranks, replicas):
 def shards(ranks):
     if not any(r.shards for r in ranks):
         return unseen(no_steps(ranks) or "no DTensor was trained")
+    if any(r.drawn_alike for r in ranks):
+        return unseen("on CPUs all ranks draw the same DTensors")
     equal = compare_shards(ranks, replicas=False)
     return found(equal) if equal else OK
 
@@ -351,7 +357,9 @@ def slices(ranks):
     for label in ranks[0].labels:
         given, taken = ranks[0].batches.get(label), ranks[0].inputs.get(label)
         if given and taken:
-            return any(t < g for t, g in zip(taken[0][0], given[0][0], strict=False))
+            shape, shapes = given[0][0], [shape for shape, _ in taken]
+            smaller = any(t < g for t, g in zip(shapes[0], shape, strict=False))
+            return shape not in shapes and smaller
     return False
 
 
@@ -392,7 +400,12 @@ def coverage(ranks):
             batch = first.batch * len(ranks)
             may_miss = batch * first.drops if whole else len(items)
             may_repeat = batch if first.drops or not first.shards else len(ranks)
-            if again >= min(may_repeat, len(items)) or missing > may_miss:
+            differ = len({frozenset(e.items) for e in group}) == len(group)
+            if again < min(may_repeat, len(items)) and missing <= may_miss:
+                continue
+            if first.chooses and differ:
+                why = "the script's own sampler chooses the samples"
+            else:
                 bad = bad or (
                     f"{line}, epoch {number}: of {len(items)} samples {again} are "
                     f"dealt out again, {missing} never"
@@ -528,7 +541,9 @@ def eval_coverage(ranks):
             why = "the script may cut what it has gathered"
             continue
         why = ""
-        if again or missing:
+        if (again or missing) and any(e.chooses for e in group):
+            why = "the script's own sampler chooses the samples"
+        elif again or missing:
             text = f"{again} of {len(items)} samples count twice, {missing} never"
             small = again < len(ranks) and missing < batch
             level = "warning" if small else "error"
@@ -626,20 +641,33 @@ def files(ranks):
 def own_number(ranks):
     if have_parts(ranks):
         return unseen("ranks that share a model may share a batch")
-    alone = {g[0].key for _, _, g, i in loops(ranks, False) if len(g) < len(ranks)}
-    full = {
-        g[0].key for _, _, g, i in loops(ranks, False) if i and evaluates_all(g, i)
-    }
+    alone, full, rest = set(), set(), set()
+    all_loops = [*loops(ranks, False)]
+    for _, _, group, items in all_loops:
+        if len(group) < len(ranks):
+            alone.add(group[0].key)
+        elif items and evaluates_all(group, items):
+            full.add(group[0].key)
+        else:
+            rest |= {e.key for e in auxiliary(all_loops, group)}
     warning = ""
-    for (kind, _, key), (text, matches, prints, evaluates) in ranks[
-        0
-    ].prints.items():
+    prints_of_all = ranks[0].prints.items()
+    for (kind, line, key), (text, matches, prints, evaluates) in prints_of_all:
         often = matches and 2 * matches >= prints  # else it is by chance
-        if not often or key in alone | full:
+        if not often or key in alone | full - rest:
             continue
+        reads = [str(r.read.get(line)) for r in ranks]
+        if kind == "own" and len({*reads}) == 1:
+            continue  # it is the same on all ranks
+        if evaluates is None and "None" in reads:  # there is no loader
+            continue  # not all ranks evaluate
+        reason = "its own part of the evaluation"
+        if kind == "sum":
+            reason = "a sum over ranks, not a mean"
+        elif evaluates is False:
+            reason = "its own loss"
         if kind == "own" and evaluates:
-            return found(f"{text}: its own part of the evaluation")
-        reason = "its own loss" if kind == "own" else "a sum over ranks, not a mean"
+            return found(f"{text}: {reason}")
         warning = warning or f"{text}: {reason}"
     if warning:
         return found(warning, "warning")

@@ -1,12 +1,12 @@
-"""ddp-checkup: runs a script under the hooks, in each rank.
+"""Run a DDP or FSDP script unchanged, and report bugs that give no error.
 
     ddp-checkup -n 2 SCRIPT.py [OPTIONS]      # starts two ranks by torchrun
     ddp-checkup -n 2 -m PACKAGE.MODULE [OPTIONS]
     ddp-checkup SCRIPT.py [OPTIONS]           # a script with mp.spawn
     torchrun --nproc-per-node 2 PATH/checkup SCRIPT.py [OPTIONS]
 
-Its own options stand before the script. Exit status: 1 if there is an error (with
---strict, or a warning), else that of the script.
+Put its own options before the script. The exit status is 1 if there is an error,
+with --strict also for a warning. Else it is that of the script.
 """
 
 import argparse
@@ -50,6 +50,7 @@ def parse_options():
         "--steps",
         type=int,
         default=0,
+        metavar="N",
         help="optimizer steps to stop after (default: all)",
     )
     add(
@@ -70,7 +71,8 @@ def parse_options():
         "--hang-timeout",
         type=float,
         default=60,
-        help="seconds that all ranks wait in a hang",
+        metavar="SECONDS",
+        help="seconds after which ranks that all wait are a hang (default: 60)",
     )
     add(
         "--reference",

@@ -17,6 +17,8 @@ from types import FunctionType, SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import optimizer as optimizers
@@ -36,10 +38,13 @@ OTHERS = ["broadcast", "scatter", "barrier", "monitored_barrier"]
 OTHERS += ["broadcast_object_list", "scatter_object_list"]
 HOST_SYNCS = ["item", "tolist", "cpu", "numpy"]
 HOST_SYNCS += ["__float__", "__int__", "__bool__", "__format__"]
+# What lies between a hook and its caller; the second one if torch.compile is used.
+HOOK_FILES = __file__, "/torch/_dynamo/eval_frame.py"
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CACHES = "/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"
 MAX_STEPS = 1000  # compared
 MAX_BATCHES = 50  # whose contents are compared
+MAX_TENSORS = 8  # of a step, of those that go into models
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 TRAIN = "a forward of the DDP model with gradients"
 EVALUATE = "a forward of the DDP model without gradients"
@@ -125,7 +130,8 @@ def before_collective(name, values):
         what += [str(tuple(v.shape[first:])) for v in tensors]
     if name in ("broadcast", "reduce"):
         what += [f"of rank {n}" for n in numbers]
-    if name in REDUCTIONS or name in GATHERS:
+    averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
+    if name in REDUCTIONS + GATHERS and not averages:
         state.reduced = True
     if name in GATHERS and state.epoch:
         state.epoch.gathered = True
@@ -140,6 +146,8 @@ def note_loss(name, values):
 def before_all_reduce(name, values):
     """Remember a scalar that is summed: its sum may be printed as a mean."""
     tensor, *others = values
+    if not state.ddp and not record.sharded:  # gradients that are averaged by hand
+        note_inputs(tensor)
     kinds = dist.ReduceOp, dist.ReduceOp.RedOpType
     operations = [v for v in others if isinstance(v, kinds)]
     sums = not operations or operations[0] == dist.ReduceOp.SUM
@@ -175,18 +183,23 @@ def members(group):
 
 def before_forward(name, values):
     ddp, state.forward_batch = values[0], state.batch
-    if ddp._join_config.enable:
-        record.join = True
-        return
     training = torch.is_grad_enabled()
     if training:
         state.ddp, state.forward_line = ddp, user_line()
         record.unused = ""
         note_inputs(values[1:])
+    if ddp._join_config.enable:
+        record.join = True
+        return
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     if buffers or (training and ddp.require_backward_grad_sync):
         what = TRAIN if training else EVALUATE
         meet(what, members(ddp.process_group))
+
+
+def before_join(name, values):
+    """Count a `with join()` as a loop: ranks make different numbers of steps."""
+    state.joins, state.join_step = state.joins + 1, state.steps
 
 
 def note_unused(error):
@@ -211,8 +224,19 @@ def after_fully_shard(result, values):
 
 
 def before_fsdp_forward(module, inputs):
-    if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    if state.fsdp_root in (None, module):  # its parts come later
+        state.fsdp_root = module
         note_inputs(inputs)
+
+
+def after_fsdp1(result, values):
+    record.sharded = True
+
+
+def before_fsdp1_forward(name, values):
+    before_fsdp_forward(values[0], values[1:])
 
 
 def before_compile(name, values):
@@ -327,16 +351,18 @@ def contents(values):
 
 
 def note_inputs(values):
-    loop = state.epoch
-    label = next_label(loop)
-    if state.steps < MAX_BATCHES and label not in record.inputs:
-        record.inputs[label] = contents(values)
+    label = next_label(state.epoch)
+    known = record.inputs.get(label, [])  # of earlier forwards in this step
+    if state.steps < MAX_BATCHES and len(known) < MAX_TENSORS:
+        tensors = known + contents(values)
+        if tensors:
+            record.inputs[label] = tensors
 
 
 def next_label(loop):
     """Return (loop, step in it): steps of ranks are compared if these are equal."""
     if loop is None:
-        return 0, state.steps
+        return -state.joins, state.steps - state.join_step
     if loop.label is None:
         state.loops += 1
         loop.label = state.loops
@@ -352,7 +378,7 @@ def parameters(optimizer):
 
 def before_step(optimizer, args, kwargs):
     state.depth += 1
-    if state.depth > 1:  # an optimizer within another
+    if state.depth > 1 or state.shadowing:  # within another, or for other ranks
         return
     found = parameters(optimizer)
     device = found[0].device if found else torch.device("cpu")
@@ -361,9 +387,12 @@ def before_step(optimizer, args, kwargs):
         note_shards(optimizer)
     loop = state.epoch
     label = next_label(loop)
-    steps = loop.steps if loop else state.steps
-    if steps == len(record.random) < 2:
-        record.random.append(random_states(device))
+    number, steps = label
+    if steps == 0 and len(record.random) < 2:
+        record.random, state.random_loop = [random_states(device)], number
+    elif number == state.random_loop and steps < 5:
+        # Between the steps of two optimizers there may be no random numbers.
+        record.random[1:] = [random_states(device)]
     if loop is None or loop.batches < loop.length:  # the last one's may be read
         state.trained.add(state.batch)
     if loop:
@@ -411,12 +440,12 @@ def note_norm(norm):
 
 def after_step(optimizer, args, kwargs):
     state.depth -= 1
-    if state.depth:
+    if state.depth or state.shadowing:
         return
     state.last_parameters = parameters(optimizer)
     state.steps, state.events = state.steps + 1, state.events + 1
     if state.epoch is None:
-        state.batch += 1
+        state.batch, state.reduced = state.batch + 1, False
     if state.steps == state.max_steps:
         raise StopAfterSteps
 
@@ -448,7 +477,9 @@ def random_states(device):
 
 # Numbers that are read or printed, and files that are written.
 def after_read(result, values):
-    caller, loop, tensor = sys._getframe(3), state.epoch, values[0]
+    caller, loop, tensor = sys._getframe(1), state.epoch, values[0]
+    while caller.f_code.co_filename.endswith(HOOK_FILES):
+        caller = caller.f_back
     if is_library(caller.f_code.co_filename):
         return
     computed = tensor.requires_grad or state.forward_batch == state.batch
@@ -456,14 +487,17 @@ def after_read(result, values):
         record.syncs[user_line()].add(state.batch)
     if isinstance(result, str) and tensor.numel() == 1:  # f"{loss:.3f}"
         result = torch.Tensor.tolist(tensor)
-    if (
-        not loop
-        or not isinstance(result, int | float | list)
-        or isinstance(result, bool)
-    ):
+    if not isinstance(result, int | float | list) or isinstance(result, bool):
         return
     numbers = [v for v in tree_leaves(result) if isinstance(v, int | float)]
-    where = user_line(), loop.key if not loop.steps else "", not loop.steps
+    if loop:
+        where = user_line(), loop.key if not loop.steps else "", not loop.steps
+    elif torch.is_grad_enabled():
+        return
+    else:  # an evaluation without a loader
+        where = user_line(), "", None
+    if len(record.read[where[0]]) < MAX_STEPS:
+        record.read[where[0]] += numbers[:MAX_STEPS]
     if is_sum_of_means(tensor):
         state.totals[where] += numbers
     elif state.reduced:
@@ -494,6 +528,8 @@ class Tee:
 
 def note_output(line):
     state.lines.append(line)
+    if re.search(r"(rank|gpu|process|worker)\W*0(?![\d.])", line, re.IGNORECASE):
+        return  # it says whose numbers these are
     note_numbers(re.findall(r"(?<![\w.])\d+\.\d+|(?<![\w.])\d{3,}(?![\w.])", line))
 
 
@@ -506,7 +542,9 @@ def before_scalar(name, values):
 def note_numbers(texts):
     """Compare the numbers of a line of output with those that this rank has read."""
     loop = state.epoch
-    if not texts or not loop or not (loop.exhausted or loop.batches >= loop.length):
+    # Shorter ones are often the same by chance.
+    texts = [t for t in texts if len(t.replace(".", "").lstrip("0")) >= 3]
+    if not texts or (loop and not (loop.exhausted or loop.batches >= loop.length)):
         return  # in the middle of an epoch a rank may print its own loss
     shared = [candidates(values, loop, "own") for values in state.shared.values()]
     shared = [number for numbers in shared for number in numbers]
@@ -527,7 +565,9 @@ def candidates(values, loop, kind):
     """Return the numbers that a script may compute from those it has read."""
     last, before, total = values[-1], values[-2:][0], sum(values)
     if kind == "sum":
-        return [last]
+        return [last, total / len(values)]
+    if loop is None:
+        return [f * v for v in (last, total / len(values)) for f in (1, 100)]
     samples = sum(len(b) for b in loop.dealt if hasattr(b, "__len__"))
     own = len(loop.subsets[0]) if loop.subsets else loop.base_length
     found = [last, total / len(values), before / (last or 1)]
@@ -537,10 +577,8 @@ def candidates(values, loop, kind):
 
 
 def found_in(texts, numbers):
-    """Return the first text that is one of these numbers, if it has three digits."""
+    """Return the first text that is one of these numbers."""
     for text in texts:
-        if len(text.replace(".", "").lstrip("0")) < 3:
-            continue  # often the same by chance
         decimals = len(text.partition(".")[2])
         for number in numbers:
             if text in (repr(number), f"{number:.{decimals}f}"):
@@ -593,14 +631,19 @@ def install():
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before=before_forward, during="busy")
     wrap(torch.autograd, "backward", before=note_loss, during="busy")
+    wrap(Join, "__enter__", before=before_join)
+    wrap(Join, "__exit__", during="shadowing")
+    wrap(FSDP1, "__init__", after=after_fsdp1)
+    wrap(FSDP1, "forward", before=before_fsdp1_forward, during="busy")
     wrap(torch.nn.utils, "clip_grad_norm_", after=after_clip)
     wrap(torch.nn.utils, "clip_grads_with_norm_", before=before_clip)
     wrap(torch, "compile", before=before_compile)
     for module, name, after in (
         ("torch.distributed.fsdp", "fully_shard", after_fully_shard),
         ("torch.distributed.tensor.parallel", "parallelize_module", note_parallel),
+        ("torch.distributed.tensor._dispatch", "is_rng_supported_mesh", note_drawn),
     ):
-        with suppress(ImportError):
+        with suppress(ImportError, AttributeError):
             wrap(__import__(module, fromlist=[name]), name, after=after)
     wrap(DataLoader, "__init__", after=after_init)
     wrap(DataLoader, "__iter__", before=before_iter, after=after_iter)
@@ -635,3 +678,7 @@ def rebind():
 
 def note_parallel(result, values):
     record.parallel = True
+
+
+def note_drawn(supported, values):
+    record.drawn_alike = record.drawn_alike or not supported

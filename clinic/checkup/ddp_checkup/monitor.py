@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup import hooks
-from ddp_checkup.record import record, state, user_line
+from ddp_checkup.record import is_library, record, state, user_line
 from ddp_checkup.report import report
 
 FRAMEWORKS = {
@@ -27,6 +27,8 @@ FRAMEWORKS = {
     "transformers.trainer": "transformers",
     "accelerate": "accelerate",
 }
+# FSDP and DTensors call functional collectives, which have no hooks.
+COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 
 
 def start(options, address=None, generation=0):
@@ -91,7 +93,7 @@ def watch(options, main):
         if now != last or computes:
             last, moved = now, time.monotonic()
         idle = time.monotonic() - moved
-        waits = bool(state.waiting or state.busy)
+        waits = bool(state.waiting or state.busy or is_in_collective(frame))
         store.set(f"beat{state.rank}", json.dumps([time.time(), waits, idle]))
         if waits and idle > min(5, options.hang_timeout):
             find_hang(options, idle, user_line(frame))
@@ -101,6 +103,15 @@ def watch(options, main):
             print(f"Checkup: {text}, at {user_line(frame)}", file=sys.__stderr__)
     hand_in()
     finish(options)
+
+
+def is_in_collective(frame):
+    """Return whether this thread is in PyTorch's code for collectives."""
+    while frame and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename.endswith(COLLECTIVES):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def find_hang(options, idle, line):
@@ -258,6 +269,15 @@ def finished_record(done):
     return sent
 
 
+def chooses(sampler):
+    """Return whether it is a sampler of the script, which may leave samples out."""
+    if sampler is None:  # of batches
+        return False
+    iterate = getattr(type(sampler), "__iter__", None)
+    code = getattr(iterate, "__code__", None)
+    return code is None or not is_library(code.co_filename)
+
+
 def trains(loop):
     return loop.steps > 0 or loop.last > loop.first
 
@@ -271,9 +291,9 @@ def finished_loop(old, done, trained):
         return None
     dealt = dealt[: int(min(old.length, len(dealt)))]  # some go on for ever
     order = [i for batch in dealt for i in batch]
-    new = SimpleNamespace(
-        key=old.key, line=old.line, order=order, items=order, sets=[]
-    )
+    new = SimpleNamespace(key=old.key, line=old.line, order=order, items=order)
+    subset = isinstance(sampler, SubsetRandomSampler)
+    new.sets = [{*map(int, sampler.indices)}] if subset else []
     new.trains, new.steps, new.first, new.label = (
         trains(old),
         old.steps,
@@ -292,6 +312,7 @@ def finished_loop(old, done, trained):
     new.drops = any(getattr(part, "drop_last", False) for part in parts)
     weighted = type(sampler).__name__ == "WeightedRandomSampler"
     new.replaces = weighted or getattr(sampler, "replacement", False)
+    new.chooses = any(map(chooses, (sampler, old.loader.batch_sampler)))
     new.shards = isinstance(sampler, DistributedSampler)
     new.gathered, new.base_seed = old.gathered, old.base_seed
     new.also_trains = id(old.loader) in trained and not new.trains

@@ -30,7 +30,9 @@ def reset():
     record.clips = {}  # by label: (line, norm) of clipped gradients
     record.labels = []  # per step: (number of its loop over a loader, step in it)
     record.inputs, record.batches = {}, {}  # by label: checksums of tensors
-    record.random = []  # states of the random number generators, at two steps
+    record.random = []  # states of the random number generators: first, later
+    record.read = defaultdict(list)  # by line: numbers of tensors
+    record.drawn_alike = False  # DTensors on CPUs, where all ranks draw the same
     record.epochs = []  # loops over loaders
     record.sharded = record.parallel = record.join = False
     record.counts, record.last = Counter(), {}  # collectives, by group
@@ -48,6 +50,8 @@ def reset():
     state.trained, state.values = set(), defaultdict(list)
     state.summed, state.totals, state.reduced = [], defaultdict(list), False
     state.shared, state.loss = defaultdict(list), None
+    state.joins, state.join_step, state.shadowing = 0, 0, ""  # with join()
+    state.random_loop = state.fsdp_root = None
     state.waiting, state.busy = "", 0
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.lines, state.partial = [], ""  # what this rank has printed
