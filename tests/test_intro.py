@@ -164,7 +164,7 @@ def test_model_parallel_both_ways(exercise):
         ("model_parallel", 1, [], "needs two processes, not 1"),
     ],
 )
-def test_user_errors_are_one_line(script, ranks, options, words, tmp_path, monkeypatch):
+def test_user_errors(script, ranks, options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "LOCAL_RANK") if ranks else ():
         monkeypatch.setenv(name, "0")
