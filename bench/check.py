@@ -28,6 +28,9 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import torch
 import torch.distributed as dist
 

@@ -18,6 +18,9 @@ import os
 import sys
 from pathlib import Path
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import torch
 from compare import print_table
 from results import read_runs

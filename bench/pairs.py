@@ -38,7 +38,7 @@ PAIRS = [
     (f"{INTRO}/ddp.py", f"{BEYOND}/local_sgd.py", "LSGD", 12),
     (f"{BEYOND}/local_sgd.py", f"{BEYOND}/diloco.py", "DILOCO", 13),
     (f"{INTRO}/ddp.py", f"{BEYOND}/streaming.py", "STREAM", 14),
-    (f"{INTRO}/ddp.py", f"{BEYOND}/elastic.py", "ELASTIC", 13),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/elastic.py", "ELASTIC", 10),
     (f"{INTRO}/ddp.py", f"{BEYOND}/zero.py", "ZERO", 4),
     (f"{INTRO}/ddp.py", f"{BEYOND}/checkpointing.py", "AC", 6),
     (f"{INTRO}/ddp.py", f"{BEYOND}/compiled.py", "COMPILE", 4),

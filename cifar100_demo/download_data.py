@@ -6,6 +6,9 @@
 The data goes to DATADIR or, if that is not set, to data/ in the repository.
 """
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 from torchvision.datasets import CIFAR100
 
 from common.download import download_torchvision

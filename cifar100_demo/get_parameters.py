@@ -8,6 +8,9 @@ an addition as one FLOP show half of these numbers.
 
 import math
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode

@@ -8,6 +8,9 @@ They go to data/sample in the repository and are the same every time.
 import math
 import pickle
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import numpy as np
 from PIL import Image, ImageDraw
 

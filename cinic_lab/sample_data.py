@@ -7,6 +7,9 @@ It goes to data/sample in the repository and is the same every time.
 
 import colorsys
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import numpy as np
 from PIL import ImageOps
 

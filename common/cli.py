@@ -10,6 +10,8 @@ import time
 
 # A regular expression for the text of an error: what is wrong, and what to do.
 HINTS = {
+    "No module named '(numpy|PIL|torch|torchvision)'": "this Python has no PyTorch: "
+    "run `source common/env.sh`",
     "no kernel image": "PyTorch has no code for this GPU: run `TORCH=cu126 make "
     "venv`, or see docs/CLUSTER.md#which-pytorch",
     "/dev/shm/nccl": "no shared memory is left for NCCL: start the container with "
@@ -104,6 +106,16 @@ def at_least(least):
         return value
 
     return number
+
+
+def split_evenly(batch_size, world_size):
+    """Return the batch size per GPU; raise UserError if it is not whole."""
+    if batch_size % world_size:
+        raise UserError(
+            f"a batch of {batch_size} cannot be split over {world_size} GPUs; "
+            f"use --batch-size {-(-batch_size // world_size) * world_size}"
+        )
+    return batch_size // world_size
 
 
 def check_appendable(file):

@@ -9,6 +9,9 @@ interrupted download, run the command again.
 
 import os
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 from backbones import VGG16_URL, WEIGHTS
 from common.cli import OptionParser
 from common.download import fetch

@@ -7,6 +7,9 @@ They go to data/sample in the repository. The photos are the same every time.
 
 import math
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import numpy as np
 from PIL import ImageDraw
 

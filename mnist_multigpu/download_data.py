@@ -7,6 +7,9 @@ Run it on a login node: compute nodes usually have no network. The data goes to
 DATADIR or, if that is not set, to data/ in the repository.
 """
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 from torchvision.datasets import MNIST
 
 from common.download import download_torchvision

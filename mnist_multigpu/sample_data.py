@@ -7,6 +7,9 @@ They go to data/sample in the repository. The digits are the same every time.
 
 import struct
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 

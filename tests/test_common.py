@@ -15,6 +15,7 @@ from conftest import (
     EXERCISES,
     QUICK,
     REPOSITORY,
+    WITH_DATA,
     call,
     copy_exercise,
     fails,
@@ -27,12 +28,13 @@ from conftest import (
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from common import data, watchdog
-from common.cli import OptionParser, at_least
+from common.cli import OptionParser, at_least, split_evenly
 from common.device import get_device, get_ranks, pick_dtype
 from common.log import RunLog
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 NAME = "pytorch_dvc_cnn_pretrained"
+PREPARE = "sample_data.py", "download_data.py"
 
 # --- Options and mistakes
 
@@ -119,10 +121,26 @@ def test_ranks_are_those_of_torchrun(monkeypatch):
     assert get_ranks() == (5, 1, 8)
 
 
-def test_an_indivisible_batch_is_a_user_error(monkeypatch):
-    monkeypatch.syspath_prepend(REPOSITORY / "exercise8/solutions")
-    from split_evenly import split_evenly
+@pytest.mark.parametrize(
+    "tool",
+    [
+        *(f"{exercise}/{name}" for exercise in WITH_DATA for name in PREPARE),
+        "exercise8/download_weights.py",
+        "cifar100_demo/get_parameters.py",
+        "bench/check.py",
+        "bench/mfu.py",
+        "bench/predict/predict.py",
+    ],
+)
+def test_a_tool_in_a_python_without_pytorch(tool):
+    """As in a new terminal; -S leaves out what pip has installed."""
+    folder, script = REPOSITORY / Path(tool).parent, Path(tool).name
+    done = run([sys.executable, "-S", script], folder)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "run `source common/env.sh`" in done.stderr
 
+
+def test_an_indivisible_batch_is_a_user_error():
     assert split_evenly(24, 2) == 12
     with raises_user_error("25 cannot be split over 2.*--batch-size 26"):
         split_evenly(25, 2)

@@ -21,6 +21,9 @@ from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple
 
+import common.cli  # noqa: F401, first: it reports missing packages in one line
+
+# isort: split
 import torch
 from explain import explain_step
 from step_model import (

@@ -16,14 +16,13 @@ import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
-from common.checkpoint import save_atomically  # ELASTIC: never half a file
-from common.cli import OptionParser, at_least
+from common.cli import OptionParser, at_least, split_evenly  # ELASTIC: equal shares
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: the ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
-from elastic_state import load_checkpoint, split_evenly  # ELASTIC: helpers
+from elastic_state import load_checkpoint, save_checkpoint  # ELASTIC: to resume
 from model import Transformer
 
 
@@ -88,10 +87,8 @@ def main():
         step = {"milliseconds": 1000 * seconds / len(loader)}
         tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
         log.epoch(epoch, tokens, seconds, train=trained, step=step)
-        state = {"epoch": epoch, "model": model.state_dict()}  # ELASTIC: to resume
-        state["optimizer"] = optimizer.state_dict()
         if rank == 0:
-            save_atomically(state, args.checkpoint)  # ELASTIC: on a shared disk
+            save_checkpoint(args, epoch, model, optimizer)  # ELASTIC: one writes
     training = time.perf_counter() - start
     log.print(f"Total training time: {training:.1f} s")
     log.write_result(accuracy=trained["accuracy"], training_seconds=training)

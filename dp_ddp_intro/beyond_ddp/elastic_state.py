@@ -1,21 +1,19 @@
-"""The batch and the checkpoint of a run whose number of GPUs changes."""
+"""The checkpoint of a run whose number of GPUs changes."""
 
 import os
 
 import torch
 import torch.distributed as dist
 
+from common.checkpoint import save_atomically
 from common.cli import UserError
 
 
-def split_evenly(batch_size, world_size):
-    """Return the batch size per GPU; raise UserError if it is not whole."""
-    if batch_size % world_size:
-        raise UserError(
-            f"a batch of {batch_size} cannot be split over {world_size} GPUs; "
-            f"use --batch-size {-(-batch_size // world_size) * world_size}"
-        )
-    return batch_size // world_size
+def save_checkpoint(args, epoch, model, optimizer):
+    """Write args.checkpoint, which replaces the old one as a whole."""
+    state = {"epoch": epoch, "model": model.state_dict()}
+    state["optimizer"] = optimizer.state_dict()
+    save_atomically(state, args.checkpoint)
 
 
 def load_checkpoint(args, model, optimizer):

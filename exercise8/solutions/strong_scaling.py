@@ -19,13 +19,12 @@ from torch import nn
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from backbones import BACKBONES, WEIGHT_SETS, load_features
-from common.cli import OptionParser, at_least
+from common.cli import OptionParser, at_least, split_evenly  # STRONG: equal shares
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: the ranks
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
-from split_evenly import split_evenly  # STRONG: rejects a batch of 25 on 2 GPUs
 
 
 class Classifier(nn.Module):
