@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import warnings
 
 import torch
 
@@ -14,6 +15,8 @@ if torch.__version__ < "2.10":  # compared as versions are
         f"PyTorch {torch.__version__} is too old: this needs 2.10 or later, see "
         "docs/CLUSTER.md#which-pytorch"
     )
+# PyTorch 2.14 warns of each view that FSDP returns. No script changes one in place.
+warnings.filterwarnings("ignore", "FSDP2-wrapped module")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 
 

@@ -781,10 +781,10 @@ def test_nodes_that_are_not_full(what_fits):
         call(what_fits, "--gpus", 12)
 
 
-def test_the_table_of_the_readme_is_that_of_the_script(what_fits, capsys):
+def test_the_table_of_the_page_is_that_of_the_script(what_fits, capsys):
     """The indented block that follows the command."""
     block = r"^python beyond_ddp/what_fits.py(?: +#.*)?\n```\n((?:\n|    .*\n)+)"
-    (shown,) = re.findall(block, (HERE / "README.md").read_text(), re.M)
+    (shown,) = re.findall(block, (HERE / "WHAT_FITS.md").read_text(), re.M)
     call(what_fits)
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     shown = [line[4:].rstrip() for line in shown.splitlines()]

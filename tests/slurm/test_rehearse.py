@@ -6,9 +6,10 @@ import sys
 import pytest
 import rehearse
 from conftest import EXERCISES, REPOSITORY, fails, run
-from test_readmes import BEYOND, blocks
+from test_readmes import blocks
 
-LESSONS = [*(f"{name}/README.md" for name in EXERCISES), BEYOND]
+FOLDERS = (*EXERCISES, "dp_ddp_intro/beyond_ddp")
+LESSONS = [f"{folder}/README.md" for folder in FOLDERS]
 # A Slurm that ends each job at once, with this state and this exit status.
 SBATCH = """#!/bin/bash
 [[ $SBATCH_WAIT == 1 && $SBATCH_JOB_NAME == rehearsal-* ]] || exit 9
