@@ -10,6 +10,7 @@ import math
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import one_hot
 
 from common.cli import UserError
 
@@ -34,18 +35,21 @@ class Mixture(nn.Module):
         probabilities = self.router(tokens).softmax(-1)  # (tokens, experts)
         probability, choice = probabilities.max(-1)
 
-        # The tokens of each expert, and how many these are, on all ranks.
-        indices = [(choice == e).nonzero().flatten() for e in range(num_experts)]
-        counts = gather_counts([len(i) for i in indices], x.device)
+        # How many tokens each rank has for each expert (ranks, experts).
+        counts = gather_counts(one_hot(choice, num_experts).sum(0))
         share = counts.sum(0) / counts.sum()  # of each expert, in all ranks' tokens
         self.balance = num_experts * share @ probabilities.mean(0)
 
-        limit = counts.max()  # without --capacity: all
+        sent, limit = counts, None  # without --capacity: all
         if self.args.capacity:
             limit = math.ceil(self.args.capacity * len(tokens) / num_experts)
-        sent = counts.clamp(max=limit)
-        order = torch.cat([i[:limit] for i in indices])  # sorted by expert
+            sent = counts.clamp(max=limit)
         self.busiest, self.dropped = share.max(), 1 - sent.sum() / counts.sum()
+
+        # all_to_all needs sizes on the CPU: here a layer waits for its GPU, once.
+        counts, sent = torch.stack((counts, sent)).cpu()
+        order = choice.argsort(stable=True).split(counts[dist.get_rank()].tolist())
+        order = torch.cat([indices[:limit] for indices in order])  # sorted by expert
 
         results = self.ask_experts(tokens[order], sent)
         # Dropped tokens keep zeros, which the block adds to its input.
@@ -90,9 +94,8 @@ class AllToAll(torch.autograd.Function):
         return AllToAll.apply(grad, ctx.from_ranks, ctx.to_ranks), None, None
 
 
-def gather_counts(counts, device):
+def gather_counts(counts):
     """Return the counts of all ranks (ranks, experts)."""
-    counts = torch.tensor(counts, device=device)
     gathered = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, counts)
     return torch.stack(gathered)
