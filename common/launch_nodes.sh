@@ -17,7 +17,7 @@ if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
     exec srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 \
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${launch[@]}"
 fi
-set -m # own process groups: Ctrl-C reaches this script alone, and the trap ends the nodes
+set -m # own process groups: Ctrl-C reaches only this script, and the trap ends the nodes
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 for ((node = 0; node < NODES; node++)); do
     (pick_gpus "$((node * GPUS + 1))-$(((node + 1) * GPUS))" && exec "${launch[@]}") &

@@ -82,13 +82,8 @@ def regular_polygon(corners, inner=None):
 def outlines(shape):
     """Return a shape of radius 1: polygons to fill, polygons to cut out."""
     t = np.linspace(0, 2 * math.pi, 40)
-    heart = np.stack(
-        [
-            np.sin(t) ** 3,
-            -0.8 * np.cos(t) + 0.3 * np.cos(2 * t) + 0.1 * np.cos(3 * t),
-        ],
-        1,
-    )
+    heart_y = -0.8 * np.cos(t) + 0.3 * np.cos(2 * t) + 0.1 * np.cos(3 * t)
+    heart = np.stack([np.sin(t) ** 3, heart_y], 1)
     bar = np.array([[-1, -0.3], [1, -0.3], [1, 0.3], [-1, 0.3]])
     return {
         "disc": ([circle(0, 0, 0.9)], []),
@@ -146,7 +141,7 @@ def main():
     torch.multiprocessing.set_sharing_strategy("file_system")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         samples = pool.map(draw_image, range(args.images), chunksize=100)
-        samples = list(progress_bar(samples, "drawing", total=args.images))
+        samples = list(progress_bar(samples, "making images", total=args.images))
     images, labels = (torch.stack(column) for column in zip(*samples, strict=True))
     held_out = args.images // 12
 

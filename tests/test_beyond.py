@@ -184,8 +184,8 @@ def note_chunks(module, rank):
 def test_a_pipeline_runs_as_drawn(schedule, name, tmp_path, monkeypatch):
     """On 4 GPUs: the order of passes, and the most micro-batches held at once."""
     monkeypatch.syspath_prepend(REPOSITORY / "docs/figures")
-    drawing = importlib.import_module("draw_pipeline")
-    p, m = drawing.GPUS, drawing.MICRO_BATCHES
+    figure = importlib.import_module("draw_pipeline")
+    p, m = figure.GPUS, figure.MICRO_BATCHES
     options = (
         "--layers=8",
         "--epochs=1",
@@ -194,10 +194,10 @@ def test_a_pipeline_runs_as_drawn(schedule, name, tmp_path, monkeypatch):
     )  # a step
     options += (f"--micro-batches={m}", f"--schedule={schedule}")
     ranks = start(tmp_path, "pipeline", *options, ranks=p, patch=note_chunks)
-    v, most = drawing.CHUNKS[name], []
+    v, most = figure.CHUNKS[name], []
     for gpu, (order, held) in enumerate(ranks.results()):
-        assert order == drawing.order_of(gpu, name, v=v) and len(order) == 2 * m * v
-        assert held == v * drawing.held_activations(order, v)
+        assert order == figure.order_of(gpu, name, v=v) and len(order) == 2 * m * v
+        assert held == v * figure.held_activations(order, v)
         most.append(held)
     if schedule == "GPipe":
         assert most == [m] * p  # all

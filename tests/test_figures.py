@@ -65,18 +65,18 @@ def test_a_script_draws_the_pictures_that_readmes_show(script, tmp_path):
 
 @pytest.mark.parametrize(("p", "m", "v"), SIZES)
 def test_schedules_take_the_time_and_memory_of_the_formulas(p, m, v, load_figure):
-    drawing = load_figure("draw_pipeline")
-    for name in drawing.CHUNKS:
+    figure = load_figure("draw_pipeline")
+    for name in figure.CHUNKS:
         stages = v if name == "interleaved 1F1B" else 1
-        orders = [drawing.order_of(gpu, name, p, m, stages) for gpu in range(p)]
-        bars = drawing.simulate(orders)
+        orders = [figure.order_of(gpu, name, p, m, stages) for gpu in range(p)]
+        bars = figure.simulate(orders)
         assert len(bars) == 2 * p * m * stages
         assert max(end for _, end in bars.values()) == 3 * (
             m + Fraction(p - 1, stages)
         )
         share = (p - 1) / (stages * m + p - 1)
-        assert float(drawing.bubble(orders)) == pytest.approx(share)
-        held = [drawing.held_activations(order, stages) for order in orders]
+        assert float(figure.bubble(orders)) == pytest.approx(share)
+        held = [figure.held_activations(order, stages) for order in orders]
         if name == "GPipe":
             assert held == [m] * p
         elif stages == 1:
@@ -102,19 +102,19 @@ def test_the_interleaved_order_is_pytorchs(p, m, v, load_figure):
 
 
 def test_steps_of_data_parallel_and_ddp(load_figure):
-    drawing = load_figure("draw_data_parallel")
+    figure = load_figure("draw_data_parallel")
     copied = {
         "weights out": 40,
         "logits back": 1,
         "gradients of the weights back": 40,
     }
-    bars = drawing.data_parallel(3, copied, speed=10)
+    bars = figure.data_parallel(3, copied, speed=10)
     assert [start for _, start, _ in bars] == pytest.approx([0, 4, 5, 5.2, 7.2])
     assert [seconds for *_, seconds in bars] == pytest.approx([4, 1, 0.2, 2, 4])
     mb = 2**20
-    forward, backward, *buckets = drawing.ddp(3, 51 * mb, 100 * mb)
+    forward, backward, *buckets = figure.ddp(3, 51 * mb, 100 * mb)
     assert forward[1:] == (0, 1) and backward[1:] == (1, 2)
     assert [seconds for *_, seconds in buckets] == [0.01, 0.25, 0.25]
     assert buckets[-1][1] == 3  # the last bucket follows the backward pass
-    *_, last = drawing.ddp(3, 51 * mb, 10 * mb)
+    *_, last = figure.ddp(3, 51 * mb, 10 * mb)
     assert last[1:] == (pytest.approx(1 + 52 / 51 + 2.5), 2.5)  # the link is busy

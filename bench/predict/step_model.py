@@ -29,6 +29,7 @@ SYNC_OVERHEAD = 0.06  # of the compute, without a run on two GPUs
 BANDWIDTH_EFFICIENCY = 0.8
 HOST_EFFICIENCY = 0.55
 PCIE_OVERLAP = 0.2  # of the backward pass hides all-reduces; all of it with NVLink
+# The last two were fitted to 42 published runs on two GPUs; see README.md.
 SPREAD = 1.03  # between equal runs on equal machines: of 20 servers with 8 H100
 # From NCCL's src/graph/tuning.cc, protocol Simple, in seconds: the start of an
 # all-reduce, a hop between two GPUs, between two nodes, and between two GPUs of a

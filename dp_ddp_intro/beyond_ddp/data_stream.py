@@ -69,11 +69,11 @@ class ShardStream(IterableDataset):
 
     def plan(self, reader, workers):
         """Yield (a file's tokens, where each sequence of a batch starts)."""
-        random = np.random.default_rng([self.seed, self.epoch])  # same on all ranks
-        files = random.permutation(self.files)
+        rng = np.random.default_rng([self.seed, self.epoch])  # same on all ranks
+        files = rng.permutation(self.files)
         for number in range(reader, len(files), self.world_size * workers):
             tokens = np.load(files[number], mmap_mode="r")
-            random = np.random.default_rng([self.seed, self.epoch, number])
-            starts = random.permutation(self.per_file) * self.length
+            rng = np.random.default_rng([self.seed, self.epoch, number])
+            starts = rng.permutation(self.per_file) * self.length
             for i in range(0, self.per_file - self.batch_size + 1, self.batch_size):
                 yield tokens, starts[i : i + self.batch_size]

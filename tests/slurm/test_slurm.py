@@ -82,7 +82,7 @@ def finish(job, seconds=120):
     while (state := info(job))["JobState"] in ("PENDING", "RUNNING", "COMPLETING"):
         assert time.monotonic() < deadline, state
         time.sleep(0.2)
-    files = dict.fromkeys([state["StdErr"], state["StdOut"]])  # mostly one file
+    files = dict.fromkeys([state["StdErr"], state["StdOut"]])  # usually one file
     return state, "".join(Path(file).read_text() for file in files)
 
 
