@@ -1,22 +1,31 @@
-"""Download of CIFAR-100, on a login node: compute nodes usually have no network.
+"""Downloads CIFAR-100 and prepares it for the scripts.
 
     python download_data.py
-    python download_data.py --from FOLDER   # a folder that holds cifar-100-python/
+    python download_data.py --from DIR   # the folder with cifar-100-python/
 
-The data goes to DATADIR or, if that is not set, to data/ in the repository.
+Run it once, on a login node: compute nodes usually have no network. The data goes to
+DATADIR or, if that is not set, to data/ in the repository.
 """
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
+import torch
 from torchvision.datasets import CIFAR100
 
-from common.download import download_torchvision
+from common.data import data_dir
+from common.download import download_options
+from common.errors import run
+from common.prepare import save_split
+from dataset import NAME, SPLITS
 
 
 def main():
-    download_torchvision(__doc__, CIFAR100, "cifar-100-python")
+    args = download_options(__doc__).parse_args()
+    folder = data_dir(NAME)
+    for split in SPLITS:
+        root, train = args.source or folder.parent, split == "train"
+        photos = CIFAR100(root, train=train, download=not args.source)
+        images = torch.from_numpy(photos.data).permute(0, 3, 1, 2).contiguous()
+        save_split(folder, split, images, torch.tensor(photos.targets))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,17 +6,15 @@ A FLOP is one addition or one multiplication. Tables that count a multiplication
 an addition as one FLOP show half of these numbers.
 """
 
+import argparse
 import math
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
-from common.cli import OptionParser, at_least
+from common.errors import run
 
 ARCHS = [name for name in models.list_models(models) if "resne" in name]
 
@@ -61,13 +59,20 @@ def format_flop(flop):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet152", help="ResNet variant")
-    add("--batch-size", type=at_least(1), default=128, help="images per GPU")
-    text = "image height and width in pixels"
-    add("--image-size", type=at_least(33), default=224, help=text)
-    add("--classes", type=at_least(1), default=100, help="number of classes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arch", choices=ARCHS, default="resnet152", help="ResNet variant"
+    )
+    parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
+    parser.add_argument(
+        "--image-size",
+        type=int,
+        default=224,
+        help="image height and width in pixels",
+    )
+    parser.add_argument("--classes", type=int, default=100, help="number of classes")
     args = parser.parse_args()
     costs = count_costs(args.arch, args.batch_size, args.image_size, args.classes)
     weights = costs["parameters"] * 4 / 1e9  # float32: 4 bytes each
@@ -91,4 +96,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

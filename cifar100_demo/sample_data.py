@@ -1,4 +1,4 @@
-"""Synthetic images in the file format of CIFAR-100: coloured shapes.
+"""Makes synthetic images, with the shapes and labels of CIFAR-100.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
@@ -6,16 +6,16 @@ They go to data/sample in the repository and are the same every time.
 """
 
 import math
-import pickle
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
+from tqdm import tqdm
 
-from common.prepare import progress_bar
+from common.errors import run
+from common.prepare import save_split
 from common.synthetic import background, make_synthetic_data
+from dataset import NAME, SPLITS
 
 # A shape is a polygon: the radius of each corner, in order around the centre.
 SHAPES = {
@@ -55,38 +55,27 @@ def draw_shape(rng, radii, colour):
     return image.resize((32, 32), Image.BILINEAR)
 
 
-def make_files(folder, scale):
-    """Write the files of CIFAR-100 with 100 classes: ten shapes in ten colours.
+def make_images(folder, scale):
+    """Save 5,000 training and 1,000 test images, times scale, of 100 classes.
 
-    At scale 1 there are 5,000 training and 1,000 validation images.
+    The classes are ten shapes in ten colours.
     """
     classes = [(shape, colour) for shape in SHAPES for colour in COLOURS]
-    folder.mkdir(parents=True)
-    for name, count in {"train": 5000, "test": 1000}.items():
-        rng, count = np.random.default_rng(len(name)), round(count * scale)
-        labels = rng.permutation(np.arange(count) % 100).tolist()
+    for seed, split, count in [(5, "train", 5000), (4, "test", 1000)]:
+        rng, count = np.random.default_rng(seed), round(count * scale)
+        labels = rng.permutation(np.arange(count) % 100)
         images = []
-        for label in progress_bar(labels, name):
+        for label in tqdm(labels, split, leave=False, disable=None):
             shape, colour = classes[label]
             image = draw_shape(rng, SHAPES[shape], COLOURS[colour])
-            images.append(np.asarray(image).transpose(2, 0, 1).ravel())
-        split = {
-            "data": np.array(images),
-            "fine_labels": labels,
-            "coarse_labels": [label // 10 for label in labels],
-            "filenames": [f"{name}_{i}.png" for i in range(count)],
-        }
-        (folder / name).write_bytes(pickle.dumps(split, protocol=2))
-    meta = {
-        "fine_label_names": [f"{colour}_{shape}" for shape, colour in classes],
-        "coarse_label_names": list(SHAPES),
-    }
-    (folder / "meta").write_bytes(pickle.dumps(meta, protocol=2))
+            images.append(np.asarray(image).transpose(2, 0, 1))
+        images = torch.from_numpy(np.stack(images))
+        save_split(folder, split, images, torch.from_numpy(labels))
 
 
 def main():
-    make_synthetic_data(__doc__, "cifar-100-python", make_files)
+    make_synthetic_data(__doc__, NAME, SPLITS, make_images)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,4 @@
-"""ResNet-152 on CIFAR-100: training on one GPU, with DataParallel, with DDP.
+"""One GPU: ResNet-152 on CIFAR-100.
 
     sbatch run_single_cifar.sh             # train_cifar100.py: one GPU
     sbatch run_data_parallel_cifar100.sh   # train_data_parallel.py: DataParallel
@@ -8,6 +8,7 @@ Without a GPU, add $SMALL, which `source common/env.sh` sets: on a CPU core a st
 ResNet-152 takes minutes.
 """
 
+import argparse
 import time
 from argparse import BooleanOptionalAction
 
@@ -18,12 +19,11 @@ from torch.profiler import profile, schedule
 from torch.utils.data import RandomSampler
 from torchvision import models
 
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, pick_dtype
+from common.errors import run
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
-from common.optimizer import init_momentum
 from dataset import MEAN, STD, cifar100
 from report import is_due, report_iterations, save_profile
 
@@ -39,7 +39,7 @@ class Classifier(nn.Module):
         self.image_size, self.dtype = image_size, dtype
 
     def forward(self, images):
-        # Not in the loader: the resized float images have 196 times as many bytes.
+        # Resize on the GPU: floats would be 196 times as many bytes to copy.
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
         images = F.interpolate(images, self.image_size, mode="bilinear")
@@ -47,13 +47,13 @@ class Classifier(nn.Module):
             return self.resnet(images).float()
 
 
-def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
+def train(model, loader, optimizer, device, args, scaler, log, profiler):
     """Train for one epoch; return [loss_sum, correct, count] of the whole job."""
     model.train()
     total = torch.zeros(3, device=device)
     recent = torch.zeros(3, device=device)
     start = time.perf_counter()
-    batches = log.progress(train_loader, args.steps)
+    batches = log.progress(loader, "training", args.steps)
     for step, (images, labels) in enumerate(batches, start=1):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -67,7 +67,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
         if profiler:
             profiler.step()
         if is_due(step, args.steps):
-            # Not in every step: reading the sums waits for the device.
+            # .item() waits for the GPU: not in every step
             report_iterations(log, step, args.steps, recent, start)
             total += recent
             recent.zero_()
@@ -76,7 +76,7 @@ def train(args, model, device, train_loader, optimizer, scaler, log, profiler):
 
 
 @torch.no_grad()
-def evaluate(model, device, loader):
+def evaluate(model, loader, device):
     """Return the mean loss and the accuracy in %."""
     model.eval()
     sums = torch.zeros(3, device=device)
@@ -90,25 +90,40 @@ def evaluate(model, device, loader):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet152", help="ResNet variant")
-    add("--batch-size", type=at_least(1), default=128, help="images per GPU")
-    add("--epochs", type=at_least(1), default=4, help="epochs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arch", choices=ARCHS, default="resnet152", help="ResNet variant"
+    )
+    parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs")
     # At 32 pixels the last feature maps are 1 x 1, too small for BatchNorm.
-    text = "image height and width in pixels"
-    add("--image-size", type=at_least(33), default=224, help=text)
-    add("--workers", type=at_least(0), default=0, help="loader processes")
-    add("--amp", action="store_true", help="mixed precision")
-    text = "autocast dtype (default: the fastest here)"
-    add("--dtype", choices=DTYPES, help=text)
-    add("--steps", type=at_least(1), help="steps per epoch (default: all)")
-    text = "profile of three steps (default: on)"
-    add("--profile", action=BooleanOptionalAction, default=True, help=text)
-    add("--seed", type=int, default=0, help="random seed")
+    parser.add_argument(
+        "--image-size",
+        type=int,
+        default=224,
+        help="image height and width in pixels",
+    )
+    parser.add_argument("--workers", type=int, default=0, help="loader processes")
+    parser.add_argument("--amp", action="store_true", help="mixed precision")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)"
+    )
+    parser.add_argument("--steps", type=int, help="steps per epoch (default: all)")
+    parser.add_argument(
+        "--profile",
+        action=BooleanOptionalAction,
+        default=True,
+        help="profile of three steps (default: on)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
 
     device = get_device()
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed)
 
     train_set, val_set = cifar100()
@@ -121,12 +136,11 @@ def main():
     batch_size = args.batch_size
     sampler = RandomSampler(train_set)
     train_loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, workers=args.workers
+        train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
-    val_loader = make_loader(val_set, batch_size, device, workers=args.workers)
+    val_loader = make_loader(val_set, batch_size, device, num_workers=args.workers)
     args.steps = min(args.steps or len(train_loader), len(train_loader))
-    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
-    init_momentum(optimizer)
+    optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     profiler = None
     if args.profile:  # skip 3 steps, warm up in 2, record 3
         steps = schedule(wait=3, warmup=2, active=3, repeat=1)
@@ -138,22 +152,28 @@ def main():
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
         sums = train(
-            args, model, device, train_loader, optimizer, scaler, log, profiler
+            model, train_loader, optimizer, device, args, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start
-        batches = log.progress(val_loader)
-        val_metrics = evaluate(model, device, batches)
+        batches = log.progress(val_loader, "validation")
+        val_metrics = evaluate(model, batches, device)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
-        parts = {"step": step, "train": to_metrics(sums), "validation": val_metrics}
+        parts = {
+            "step": step,
+            "train": to_metrics(sums, training=True),
+            "validation": val_metrics,
+        }
         log.epoch(epoch, int(sums[2]), seconds, **parts)
     training_seconds = time.perf_counter() - start
     if profiler:
         profiler.stop()
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.write_result(
-        accuracy=val_metrics["accuracy"], training_seconds=training_seconds
+        accuracy=val_metrics["accuracy"],
+        training_seconds=training_seconds,
+        gradient_bytes=sum(p.nbytes for p in model.parameters()),
     )
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

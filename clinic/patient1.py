@@ -5,6 +5,7 @@
 It runs without a GPU.
 """
 
+import argparse
 import time
 
 import torch
@@ -14,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset
 
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -51,7 +52,7 @@ def train(model, loader, optimizer, device):
         optimizer.step()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)
-    return to_metrics(sums)
+    return to_metrics(sums, training=True)
 
 
 @torch.no_grad()
@@ -70,17 +71,21 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=6, help="epochs")
-    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--workers", type=at_least(0), default=1, help="loader processes")
-    add("--lr", type=at_least(0.0), default=0.003, help="learning rate")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=6, help="epochs")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
+    parser.add_argument("--workers", type=int, default=1, help="loader processes")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
     device = get_device(local_rank)
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
 
@@ -100,15 +105,21 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, log.progress(train_loader), optimizer, device)
+        train_metrics = train(
+            ddp_model, log.progress(train_loader, "training"), optimizer, device
+        )
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model, val_loader, device)
+        val_metrics = evaluate(model, val_loader, device)
         images = len(train_set)
-        log.epoch(epoch, images, seconds, train=trained, validation=validated)
-    training = time.perf_counter() - start
-    log.write_result(accuracy=validated["accuracy"], training_seconds=training)
+        log.epoch(
+            epoch, images, seconds, train=train_metrics, validation=val_metrics
+        )
+    training_seconds = time.perf_counter() - start
+    log.write_result(
+        accuracy=val_metrics["accuracy"], training_seconds=training_seconds
+    )
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

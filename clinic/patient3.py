@@ -6,6 +6,7 @@ The features are frozen in the first stage and fine-tuned in the second.
 It runs without a GPU.
 """
 
+import argparse
 import time
 
 import torch
@@ -15,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset
 
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -62,7 +63,7 @@ def train(model, loader, optimizer, device):
         optimizer.step()
         sums += batch_sum
     dist.all_reduce(sums)
-    return to_metrics(sums)
+    return to_metrics(sums, training=True)
 
 
 @torch.no_grad()
@@ -75,17 +76,23 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="epochs")
-    add("--finetune-epochs", type=at_least(0), default=6, help="fine-tuning epochs")
-    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.002, help="learning rate")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument(
+        "--finetune-epochs", type=int, default=6, help="fine-tuning epochs"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
     device = get_device(local_rank)
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
     log = RunLog(args, device)
@@ -102,19 +109,23 @@ def main():
     optimizer = torch.optim.Adam(model.head.parameters(), args.lr)
     for epoch in range(1, args.epochs + args.finetune_epochs + 1):
         if epoch == args.epochs + 1:
-            log.print("Fine-tuning: the features are trained as well")
+            log.print("Fine-tuning: the features are train_metrics as well")
             model.features.requires_grad_(True)
             optimizer = torch.optim.Adam(model.parameters(), args.lr / 2)
         sampler.set_epoch(epoch)
         start = time.perf_counter()
-        trained = train(ddp_model, log.progress(train_loader), optimizer, device)
+        train_metrics = train(
+            ddp_model, log.progress(train_loader, "training"), optimizer, device
+        )
         seconds = time.perf_counter() - start
-        validated = evaluate(model, val_loader, device)
+        val_metrics = evaluate(model, val_loader, device)
         images = len(train_set)
-        log.epoch(epoch, images, seconds, train=trained, validation=validated)
-    log.write_result(accuracy=validated["accuracy"])
+        log.epoch(
+            epoch, images, seconds, train=train_metrics, validation=val_metrics
+        )
+    log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

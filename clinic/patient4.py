@@ -5,6 +5,7 @@
 It runs without a GPU.
 """
 
+import argparse
 import time
 
 import torch
@@ -14,9 +15,9 @@ from torch.nn.functional import cross_entropy, relu
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset, random_split
 
-from common.cli import OptionParser, at_least
 from common.data import make_loader
 from common.device import get_device, get_ranks
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import shapes
@@ -37,20 +38,26 @@ class Net(nn.Module):
         return self.fc2(self.dropout(relu(self.fc1(x))))
 
 
-parser = OptionParser(__doc__)
-add = parser.add_argument
-add("--epochs", type=at_least(1), default=15, help="epochs")
-add("--batch-size", type=at_least(1), default=16, help="images per GPU")
-add("--images", type=at_least(8), default=640, help="images in the data set")
-add("--width", type=at_least(1), default=32, help="channels of the first layer")
-add("--lr", type=at_least(0.0), default=0.001, help="learning rate")
-add("--seed", type=int, default=0, help="random seed")
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
+parser.add_argument("--epochs", type=int, default=15, help="epochs")
+parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
+parser.add_argument("--images", type=int, default=640, help="images in the data set")
+parser.add_argument(
+    "--width", type=int, default=32, help="channels of the first layer"
+)
+parser.add_argument("--lr", type=float, default=0.001, help="learning rate")
+parser.add_argument("--seed", type=int, default=0, help="random seed")
 
 
 def main():
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
     device = get_device(local_rank)
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)  # dropout differs between ranks
 
@@ -74,7 +81,7 @@ def main():
         sampler.set_epoch(epoch)
         ddp_model.train()
         train_sums = torch.zeros(3, device=device)
-        for images, labels in log.progress(train_loader):
+        for images, labels in log.progress(train_loader, "training"):
             images, labels = images.to(device), labels.to(device)
             output = ddp_model(images)
             loss = cross_entropy(output, labels)
@@ -83,7 +90,7 @@ def main():
             optimizer.step()
             train_sums += batch_sums(loss, output.argmax(dim=1) == labels)
         dist.all_reduce(train_sums)
-        trained = to_metrics(train_sums)
+        train_metrics = to_metrics(train_sums)
         seconds = time.perf_counter() - start
 
         model.eval()
@@ -95,13 +102,15 @@ def main():
                 loss = cross_entropy(output, labels)
                 val_sums += batch_sums(loss, output.argmax(dim=1) == labels)
         dist.all_reduce(val_sums)
-        validated = to_metrics(val_sums)
+        val_metrics = to_metrics(val_sums)
         images = len(train_set)
-        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+        log.epoch(
+            epoch, images, seconds, train=train_metrics, validation=val_metrics
+        )
 
-    log.write_result(accuracy=validated["accuracy"])
+    log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

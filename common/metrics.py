@@ -1,13 +1,10 @@
-"""Loss and accuracy: summed on the device, and read once per epoch.
-
-Reading a number in every step (`.item()`) would make the host wait for the device.
-"""
+"""Loss and accuracy, summed on the device: `.item()` in each step waits for it."""
 
 import math
 
 import torch
 
-from common.cli import UserError
+from common.errors import UserError
 
 
 def batch_sums(loss, *correct):
@@ -18,25 +15,18 @@ def batch_sums(loss, *correct):
     """
     count = torch.ones_like(correct[0]).sum()
     loss_sum = loss.detach() * len(correct[0])
-    return torch.stack([loss_sum, *(which.sum() for which in correct), count])
+    return torch.stack([loss_sum, *(column.sum() for column in correct), count])
 
 
-def to_metrics(sums, *names):
+def to_metrics(sums, *names, training=False):
     """Return {"loss": mean, "accuracy": %} from sums; this waits for the device.
 
-    names: names of the accuracies, if there are several. Raises UserError if a
-    training loss is inf or NaN. An early validation loss may be, in 16 bits.
+    names: of the accuracies, if there are several. training: raise UserError if the
+    loss is inf or NaN. A validation loss may overflow early in fp16.
     """
     loss_sum, *correct, count = sums.tolist()
     loss = loss_sum / count
-    if torch.is_grad_enabled():
-        check_finite(loss)
+    if training and not math.isfinite(loss):
+        raise UserError(f"the loss is {loss}: use a smaller --lr, or --dtype fp32")
     percent = [100 * number / count for number in correct]
     return {"loss": loss, **dict(zip(names or ["accuracy"], percent, strict=True))}
-
-
-def check_finite(loss):
-    """Return this number; raise UserError if it is inf or NaN."""
-    if not math.isfinite(loss):
-        raise UserError(f"the loss is {loss}: use a smaller --lr, or --dtype fp32")
-    return loss

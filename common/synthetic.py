@@ -1,14 +1,15 @@
-"""Synthetic data: what the sample_data.py of all exercises share."""
+"""Synthetic data: what the sample_data.py of several lessons share."""
 
-import shutil
+import argparse
+import shlex
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from common.cli import OptionParser, UserError
-from common.data import SYNTHETIC_DIR
-from common.prepare import disk_full_hint
+from common.data import REPOSITORY
+
+SYNTHETIC_DIR = REPOSITORY / "data" / "sample"
 
 
 def background(rng, width, height):
@@ -18,31 +19,20 @@ def background(rng, width, height):
     return Image.fromarray(tiles).resize((width, height), smooth)
 
 
-def make_synthetic_data(doc, name, make_files, prepare=lambda folder: None):
-    """Run the command sample_data.py: make a synthetic data set, ready for training.
+def make_synthetic_data(doc, name, splits, make):
+    """Run the command sample_data.py: make a data set, unless it is there.
 
-    make_files(folder, scale) writes its files, the same every time; scale is their
-    number, relative to the default. prepare(folder) then prepares them.
+    make(folder, scale) saves each split in folder, the same every time; scale is the
+    number of its images, relative to the default.
     """
-    parser = OptionParser(doc)
-    add, text = parser.add_argument, "folder for the data"
-    add("--to", type=Path, default=SYNTHETIC_DIR, metavar="FOLDER", help=text)
-    text = "size of the data set, relative to the default"
-    add("--scale", type=float, default=1, help=text)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=layout)
+    parser.add_argument("--to", type=Path, default=SYNTHETIC_DIR, help="folder")
+    parser.add_argument("--scale", type=float, default=1, help="relative size")
     args = parser.parse_args()
-    target, part = args.to / name, args.to / f"{name}.part"
-    if not 0.01 <= args.scale <= 100:
-        raise UserError(f"--scale {args.scale}: use a number from 0.01 to 100")
-    try:
-        if not target.exists():
-            shutil.rmtree(part, ignore_errors=True)
-            print(f"Making {target}", flush=True)
-            make_files(part, args.scale)
-            part.rename(target)
-        prepare(target)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        where = error.filename or target
-        what = disk_full_hint(error, "use another --to")
-        raise UserError(f"{where}: {error.strerror}; {what}") from None
-    print(f"{target} is ready: run `export DATADIR={args.to.resolve()}`")
+    folder = args.to / name
+    if not all((folder / f"{split}.pt").exists() for split in splits):
+        print(f"Making {folder}", flush=True)
+        make(folder, args.scale)
+    datadir = shlex.quote(str(args.to.resolve()))
+    print(f"{folder} is ready: run `export DATADIR={datadir}`")

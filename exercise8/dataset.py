@@ -5,9 +5,9 @@ from torch.nn import functional as F
 
 from common.data import InMemoryDataset, load_prepared
 
-# Photos are DATADIR/NAME/RAW/SPLIT/CLASS/*; they are resized to SIZE x SIZE pixels.
+# Photos are DATADIR/NAME/RAW/SPLIT/CLASS/*; prepared, they have SIZE x SIZE pixels.
 NAME, RAW, SIZE = "dogs-vs-cats", "train-2000", 150
-SPLITS, CLASSES = ("train", "validation", "test"), ("cats", "dogs")
+SPLITS = "train", "validation", "test"
 # Mean and deviation of ImageNet's images, scaled to 0..1, as VGG16's weights expect
 # (https://pytorch.org/vision/stable/models.html).
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -18,7 +18,7 @@ def dogs_vs_cats():
 
     Images are uint8 (N, 3, 150, 150). Raises UserError if they are missing.
     """
-    sets = load_prepared(NAME, SPLITS, SIZE, len(CLASSES))
+    sets = load_prepared(NAME, *SPLITS)
     return [InMemoryDataset(split.images, split.labels.float()) for split in sets]
 
 

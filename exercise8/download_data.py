@@ -1,21 +1,23 @@
 """Downloads 25,000 photos of dogs and cats and prepares them for the scripts.
 
-    python download_data.py                 # from Microsoft, 790 MB
-    python download_data.py --from FOLDER   # with train-2000/, or its splits
+    python download_data.py              # from Microsoft, 790 MB
+    python download_data.py --from DIR   # the folder with train/cats/ and so on
 
 Run it once, on a login node: compute nodes usually have no network. The data goes to
-DATADIR or, if that is not set, to data/ in the repository. After an interrupted
-download, run the command again.
+DATADIR or, if that is not set, to data/ in the repository.
 """
 
 import io
 import re
 import zipfile
 
-from common.cli import UserError
+from PIL import UnidentifiedImageError
+from tqdm import tqdm
+
 from common.download import download_images
-from common.prepare import UNREADABLE, progress_bar, read_photo
-from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
+from common.errors import run
+from common.prepare import read_photo
+from dataset import NAME, RAW, SIZE, SPLITS
 
 URL = (
     "https://download.microsoft.com/download/3/E/1/"
@@ -28,37 +30,33 @@ def unpack(archive, folder):
 
     In numerical order and without the few unreadable photos, the first 1,000 of each
     class go to the training set, the next 500 to the validation set, and the rest to
-    the test set. Raises UserError if no photos are left for the test set.
+    the test set. Raises BadZipFile if no photos are left for the test set.
     """
     with zipfile.ZipFile(archive) as photos:
-        for kind in ("Cat", "Dog"):
-            found = (
-                re.fullmatch(rf"PetImages/{kind}/(\d+)\.jpg", name)
-                for name in photos.namelist()
-            )
-            names = {int(match[1]): match[0] for match in found if match}
+        for animal in ("Cat", "Dog"):
+            pattern = re.compile(rf"PetImages/{animal}/(\d+)\.jpg")
+            matches = filter(None, map(pattern.fullmatch, photos.namelist()))
+            names = {int(match[1]): match[0] for match in matches}
             count = 0
-            for number in progress_bar(
-                sorted(names), f"unpacking {kind}", unit=" photos"
-            ):
+            for number in tqdm(sorted(names), animal, leave=False, disable=None):
                 photo = photos.read(names[number])
                 try:
                     read_photo(io.BytesIO(photo), SIZE)
-                except UNREADABLE:
+                except (UnidentifiedImageError, OSError, SyntaxError):
                     continue
                 split = SPLITS[(count >= 1000) + (count >= 1500)]
-                file = folder / split / f"{kind.lower()}s"
-                file.mkdir(parents=True, exist_ok=True)
-                (file / f"{kind.lower()}.{number}.jpg").write_bytes(photo)
+                target = folder / split / f"{animal.lower()}s"
+                target.mkdir(parents=True, exist_ok=True)
+                (target / f"{animal.lower()}.{number}.jpg").write_bytes(photo)
                 count += 1
-            print(f"{kind}: {count} of {len(names)} photos are readable")
+            print(f"{animal}: {count} of {len(names)} photos are readable")
             if count <= 1500:
-                raise UserError(f"only {count} readable photos of {kind.lower()}s")
+                raise zipfile.BadZipFile(f"only {count} photos of {animal.lower()}s")
 
 
 def main():
-    download_images(__doc__, NAME, RAW, URL, unpack, SPLITS, CLASSES, SIZE)
+    download_images(__doc__, NAME, RAW, URL, unpack, SPLITS, SIZE)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,33 +1,22 @@
-"""Downloads VGG16's ImageNet weights.
-
-    python download_weights.py              # 530 MB
+"""Downloads VGG16's ImageNet weights: `python download_weights.py`, 530 MB.
 
 Run it on a login node: compute nodes usually have no network. The weights go to
-torch.hub's folder: ~/.cache/torch, or TORCH_HOME if that is set. After an
-interrupted download, run the command again.
+torch.hub's folder: ~/.cache/torch, or TORCH_HOME if that is set.
 """
 
-import os
+from torchvision.models import VGG16_Weights
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
-from backbones import VGG16_URL, WEIGHTS
-from common.cli import OptionParser
-from common.download import fetch
+from backbones import WEIGHTS
+from common.errors import UserError, run
 
 
 def main():
-    parser = OptionParser(__doc__)
-    parser.add_argument("--url", default=VGG16_URL, help="address of the weights")
-    args = parser.parse_args()
-    file = WEIGHTS["vgg16"]
-    if not os.path.exists(file):  # Path.exists() raises if the folder is unreadable
-        # PyTorch's file name ends with the first digits of the checksum.
-        checksum = file.stem.split("-")[1]
-        fetch(args.url, file, checksum, algorithm="sha256")
-    print(f"{file} is ready")
+    try:
+        VGG16_Weights.IMAGENET1K_V1.get_state_dict(check_hash=True)
+    except OSError as error:
+        raise UserError(f"{error}: try on a login node") from None
+    print(f"{WEIGHTS['vgg16']} is ready")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,4 @@
-"""Dogs vs. cats with a pretrained VGG16, on one GPU or with DDP on several.
+"""DDP, large training set: each GPU has its shard of 22,000 photos.
 
     sbatch run.sh pytorch_dvc_cnn_pretrained.py                   # one GPU
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP, two GPUs
@@ -11,6 +11,7 @@ Trains a new head, then fine-tunes the last convolutional block. Without a GPU, 
 $SMALL (set by `source common/env.sh`): a small model and few epochs.
 """
 
+import argparse
 import time
 
 import torch
@@ -19,9 +20,9 @@ from torch import nn
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from backbones import BACKBONES, WEIGHT_SETS, load_features
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: the ranks
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
@@ -62,7 +63,7 @@ def train(model, loader, optimizer, device):
         optimizer.step()
         sums += batch_sums(loss, (output > 0) == (labels > 0))
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return to_metrics(sums)
+    return to_metrics(sums, training=True)
 
 
 @torch.no_grad()
@@ -79,38 +80,51 @@ def evaluate(model, loader, device):
     return to_metrics(sums)
 
 
-def fit(model, train_loader, val_loader, optimizer, epochs, device, log):
+def fit(model, loaders, optimizer, epochs, device, log):
     """Train and validate for these epochs; return the elapsed seconds."""
-    # DDP: averages the gradients of what is trainable now
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
+    train_loader, val_loader = loaders
+    # DDP: averages gradients in backward(), of what is trainable now
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)
     start = time.perf_counter()
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        batches = log.progress(train_loader)
-        trained = train(ddp_model, batches, optimizer, device)  # DDP: wrapped
+        batches = log.progress(train_loader, "training")
+        # DDP: the wrapped model
+        train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model, log.progress(val_loader), device)
+        val_metrics = evaluate(model, log.progress(val_loader, "validation"), device)
         images = len(train_loader.dataset)
-        log.epoch(epoch, images, seconds, train=trained, validation=validated)
+        log.epoch(
+            epoch, images, seconds, train=train_metrics, validation=val_metrics
+        )
     return time.perf_counter() - start
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=10, help="epochs")
-    add("--finetune-epochs", type=at_least(0), default=20, help="fine-tuning epochs")
-    text = "images per GPU"
-    add("--batch-size", type=at_least(1), default=25, help=text)
-    add("--lr", type=at_least(0.0), default=0.01, help="learning rate")
-    add("--backbone", choices=BACKBONES, default="vgg16", help="pretrained model")
-    add("--weights", choices=WEIGHT_SETS, default="imagenet", help="initial weights")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=10, help="epochs")
+    parser.add_argument(
+        "--finetune-epochs", type=int, default=20, help="fine-tuning epochs"
+    )
+    parser.add_argument("--batch-size", type=int, default=25, help="images per GPU")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
+    parser.add_argument(
+        "--backbone", choices=BACKBONES, default="vgg16", help="pretrained model"
+    )
+    parser.add_argument(
+        "--weights", choices=WEIGHT_SETS, default="imagenet", help="initial weights"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
@@ -125,33 +139,37 @@ def main():
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
-    val_shard = range(rank, len(val_set), world_size)  # DDP: this rank's images
-    val_set = Subset(val_set, val_shard)  # DDP: none is counted twice
-    test_shard = range(rank, len(test_set), world_size)  # DDP: this rank's images
-    test_set = Subset(test_set, test_shard)  # DDP: none is counted twice
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 
     # Train the new head; the pretrained features stay frozen.
     model.features.requires_grad_(False)
+    gradient_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     epochs = range(1, args.epochs + 1)
-    training = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
-    log.print(f"Total training time: {training:.1f} s")
-    accuracy = evaluate(model, log.progress(test_loader), device)["accuracy"]
+    loaders = train_loader, val_loader
+    training_seconds = fit(model, loaders, optimizer, epochs, device, log)
+    log.print(f"Total training time: {training_seconds:.1f} s")
+    accuracy = evaluate(model, log.progress(test_loader, "test"), device)["accuracy"]
     log.print(f"Testing (pretrained, before fine-tuning): accuracy {accuracy:.2f} %")
 
     # Fine-tune: train the last convolutional block as well.
     model.features[24:].requires_grad_(True)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-5)
     epochs = range(args.epochs + 1, args.epochs + args.finetune_epochs + 1)
-    tuning = fit(model, train_loader, val_loader, optimizer, epochs, device, log)
-    log.print(f"Total fine-tuning time: {tuning:.1f} s")
-    accuracy = evaluate(model, log.progress(test_loader), device)["accuracy"]
+    tuning_seconds = fit(model, loaders, optimizer, epochs, device, log)
+    log.print(f"Total fine-tuning time: {tuning_seconds:.1f} s")
+    accuracy = evaluate(model, log.progress(test_loader, "test"), device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
-    log.write_result(accuracy=accuracy, training_seconds=training)
+    log.write_result(
+        accuracy=accuracy,
+        training_seconds=training_seconds,
+        gradient_bytes=gradient_bytes,
+    )
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,16 +7,14 @@ They go to data/sample in the repository. The photos are the same every time.
 
 import math
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import numpy as np
 from PIL import ImageDraw
+from tqdm import tqdm
 
-from common.data import prepared_file
-from common.prepare import find_image_root, prepare, progress_bar
+from common.errors import run
+from common.prepare import prepare
 from common.synthetic import background, make_synthetic_data
-from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
+from dataset import NAME, RAW, SIZE, SPLITS
 
 
 def ellipse(x, y, width, height):
@@ -73,29 +71,25 @@ def draw_animal(rng, kind):
     return image
 
 
-def draw_photos(folder, scale):
-    """Write 400 training, 200 validation and 1,200 test photos, times scale."""
+def make_photos(folder, scale):
+    """Draw 400 training, 200 validation and 1,200 test photos, times scale."""
     for split, images in {"train": 400, "validation": 200, "test": 1200}.items():
-        for label, kind in enumerate(CLASSES):
+        for label, kind in enumerate(("cats", "dogs")):
             target = folder / RAW / split / kind
-            target.mkdir(parents=True)
+            target.mkdir(parents=True, exist_ok=True)
             count = max(1, round(images * scale / 2))
-            for i in progress_bar(range(count), f"{split} {kind}"):
+            for i in tqdm(
+                range(count), f"{split} {kind}", leave=False, disable=None
+            ):
                 rng = np.random.default_rng([len(split), label, i])
                 file = target / f"{kind[:-1]}.{i}.jpg"
                 draw_animal(rng, kind).save(file, quality=90)
-
-
-def prepare_images(folder):
-    """Prepare the photos for the scripts, unless that has been done."""
-    if not prepared_file(folder, SPLITS[-1], SIZE).exists():
-        source = find_image_root(folder, SPLITS[0], CLASSES[0])
-        prepare(source, folder, SPLITS, CLASSES, SIZE)
+    prepare(folder / RAW, folder, SPLITS, SIZE)
 
 
 def main():
-    make_synthetic_data(__doc__, NAME, draw_photos, prepare_images)
+    make_synthetic_data(__doc__, NAME, SPLITS, make_photos)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,6 +6,7 @@ Each image shows one of 10 shapes with one of 10 textures, on a background with 
 of 10 textures. The model learns to name all three. No shape is a cat or a dog.
 """
 
+import argparse
 import math
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -16,11 +17,11 @@ from PIL import Image, ImageDraw
 from torch import nn
 from torchvision.models import vgg
 from torchvision.transforms.functional import pil_to_tensor
+from tqdm import tqdm
 
 from backbones import BACKBONES, WEIGHTS
-from common.cli import OptionParser
 from common.data import normalise
-from common.prepare import progress_bar
+from common.errors import run
 from dataset import MEAN, STD
 
 SIZE = 96
@@ -130,18 +131,19 @@ def draw_image(seed):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--images", type=int, default=24000, help="synthetic images")
-    add("--epochs", type=int, default=16, help="epochs")
-    add("--batch-size", type=int, default=64, help="images per step")
-    add("--to", default=WEIGHTS["tinyvgg"], help="file to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=24000, help="synthetic images")
+    parser.add_argument("--epochs", type=int, default=16, help="epochs")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step")
+    parser.add_argument("--to", default=WEIGHTS["tinyvgg"], help="file to write")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.multiprocessing.set_sharing_strategy("file_system")
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         samples = pool.map(draw_image, range(args.images), chunksize=100)
-        samples = list(progress_bar(samples, "making images", total=args.images))
+        samples = list(tqdm(samples, "making images", total=args.images))
     images, labels = (torch.stack(column) for column in zip(*samples, strict=True))
     held_out = args.images // 12
 
@@ -159,7 +161,7 @@ def main():
         model.train()
         order = torch.randperm(args.images - held_out) + held_out
         order = order[: batches * args.batch_size].view(batches, -1)
-        for batch in progress_bar(order, f"epoch {epoch + 1} of {args.epochs}"):
+        for batch in tqdm(order, f"epoch {epoch + 1} of {args.epochs}"):
             output = model(normalise(images[batch], MEAN, STD)).view(-1, 10, 3)
             loss = nn.functional.cross_entropy(output, labels[batch])
             optimizer.zero_grad()
@@ -195,4 +197,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,23 +1,29 @@
-"""Downloads MNIST.
+"""Downloads MNIST and prepares it for the scripts.
 
     python download_data.py
-    python download_data.py --from FOLDER   # with MNIST/raw/
+    python download_data.py --from DIR   # the folder with MNIST/raw/
 
-Run it on a login node: compute nodes usually have no network. The data goes to
+Run it once, on a login node: compute nodes usually have no network. The data goes to
 DATADIR or, if that is not set, to data/ in the repository.
 """
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 from torchvision.datasets import MNIST
 
-from common.download import download_torchvision
+from common.data import data_dir
+from common.download import download_options
+from common.errors import run
+from common.prepare import save_split
+from dataset import NAME, SPLITS
 
 
 def main():
-    download_torchvision(__doc__, MNIST, "MNIST")
+    args = download_options(__doc__).parse_args()
+    folder = data_dir(NAME)
+    for split in SPLITS:
+        root, train = args.source or folder.parent, split == "train"
+        digits = MNIST(root, train=train, download=not args.source)
+        save_split(folder, split, digits.data.unsqueeze(1), digits.targets)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

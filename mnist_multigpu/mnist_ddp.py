@@ -1,4 +1,4 @@
-"""MNIST with a small CNN: one GPU, DataParallel, or DistributedDataParallel (DDP).
+"""DDP: MNIST with a small CNN, one process per GPU.
 
     sbatch slurm_singlegpu.sh    # mnist_singlegpu.py: one GPU
     sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line profile
@@ -7,6 +7,8 @@
 Without a GPU, add $SMALL (set by `source common/env.sh`): few epochs.
 """
 
+import argparse
+import os
 import time
 
 import torch
@@ -17,12 +19,11 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
-from common.checkpoint import check_writable, save_atomically
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: the ranks
+from common.errors import run
 from common.log import RunLog, rank0_print
-from common.metrics import batch_sums, check_finite, to_metrics
+from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, mnist
 
 # Each optimizer's usual learning rate, unless --lr is given.
@@ -64,8 +65,9 @@ class Net(nn.Module):
 def train(args, model, device, train_loader, optimizer, epoch, log):
     """Train for one epoch; return when the device has finished."""
     model.train()
-    images, batches = len(train_loader.dataset), len(train_loader)
-    for batch, (data, target) in enumerate(log.progress(train_loader), start=1):
+    images, num_steps = len(train_loader.dataset), len(train_loader)
+    batches = log.progress(train_loader, "training")
+    for step, (data, target) in enumerate(batches, start=1):
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
         output = model(normalise(data, MEAN, STD))
@@ -73,13 +75,12 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if batch % args.log_interval == 0 or batch == batches:
-            loss = loss.detach() / dist.get_world_size()  # DDP: a part of the mean
-            dist.all_reduce(loss)  # DDP: the sum over all ranks
-            seen = min(batch * log.batch, images)
+        if step % args.log_interval == 0 or step == num_steps:
+            dist.all_reduce(loss.detach())  # DDP: the sum over all ranks
+            loss = loss / dist.get_world_size()  # DDP: their mean
+            seen = min(step * log.batch, images)
             progress = f"{seen}/{images} ({seen / images:.0%})"
-            # item() waits for the device: do not call it in every step.
-            loss = check_finite(loss.item())
+            loss = loss.item()  # .item() waits for the GPU: not in every step
             log.print(f"Train Epoch: {epoch} [{progress}]\tLoss: {loss:.6f}")
 
 
@@ -96,52 +97,71 @@ def test(model, device, test_loader):
         loss = F.nll_loss(output, target)
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    tested = to_metrics(sums)
+    test_metrics = to_metrics(sums)
     correct, images = map(int, sums[1:].tolist())
-    line = f"Test set: Average loss: {tested['loss']:.4f}, "
-    rank0_print(f"{line}Accuracy: {correct}/{images} ({tested['accuracy']:.0f} %)")
-    return tested
+    line = f"Test set: Average loss: {test_metrics['loss']:.4f}, "
+    rank0_print(
+        f"{line}Accuracy: {correct}/{images} ({test_metrics['accuracy']:.0f} %)"
+    )
+    return test_metrics
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--batch-size", type=at_least(1), default=64, help="images per GPU")
-    add("--test-batch-size", type=at_least(1), default=1000, help="test batch size")
-    add("--epochs", type=at_least(1), default=14, help="epochs")
-    add("--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer")
-    text = "learning rate (default: 1 for adadelta, else 0.001)"
-    add("--lr", type=at_least(0.0), help=text)
-    add("--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr")
-    add("--gamma", type=at_least(0.0), default=0.7, help="decay factor of --lr")
-    text = "steps between log lines"
-    add("--log-interval", type=at_least(1), default=10, help=text)
-    add("--workers", type=at_least(0), default=0, help="loader processes")
-    add("--save-model", action="store_true", help="save the weights in mnist_cnn.pt")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch-size", type=int, default=64, help="images per GPU")
+    parser.add_argument(
+        "--test-batch-size", type=int, default=1000, help="test batch size"
+    )
+    parser.add_argument("--epochs", type=int, default=14, help="epochs")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer"
+    )
+    parser.add_argument(
+        "--lr",
+        type=float,
+        help="learning rate (default: 1 for adadelta, else 0.001)",
+    )
+    parser.add_argument(
+        "--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr"
+    )
+    parser.add_argument(
+        "--gamma", type=float, default=0.7, help="decay factor of --lr"
+    )
+    parser.add_argument(
+        "--log-interval", type=int, default=10, help="steps between log lines"
+    )
+    parser.add_argument("--workers", type=int, default=0, help="loader processes")
+    parser.add_argument(
+        "--save-model", action="store_true", help="save the weights in mnist_cnn.pt"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
-    if args.save_model:
-        check_writable("mnist_cnn.pt")
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
+    # With LINE_PROFILE=1, each process writes a line profile.
+    profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
-    profile.output_prefix = f"logs/rank{rank}"  # DDP: a line profile per rank
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, test_set = mnist()
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device)
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
+    # DDP: averages gradients in backward()
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
-    test_shard = range(rank, len(test_set), world_size)  # DDP: this rank's images
-    test_set = Subset(test_set, test_shard)  # DDP: none is counted twice
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, workers=args.workers
+        train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
     test_loader = make_loader(test_set, args.test_batch_size, device)
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
@@ -150,18 +170,25 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        train(args, ddp_model, device, loader, optimizer, epoch, log)  # DDP: wrapped
+        # DDP: the wrapped model
+        train(args, ddp_model, device, loader, optimizer, epoch, log)
         seconds = time.perf_counter() - epoch_start
-        tested = test(model, device, log.progress(test_loader))
-        log.epoch(epoch, len(train_set), seconds, test=tested)
+        test_metrics = test(model, device, log.progress(test_loader, "test"))
+        log.epoch(epoch, len(train_set), seconds, test=test_metrics)
         scheduler.step()
-    training = time.perf_counter() - start
-    log.print(f"Total training time: {training:.1f} s")
+    training_seconds = time.perf_counter() - start
+    log.print(f"Total training time: {training_seconds:.1f} s")
     if args.save_model and rank == 0:  # DDP: one process writes
-        save_atomically(model.state_dict(), "mnist_cnn.pt")
-    log.write_result(accuracy=tested["accuracy"], training_seconds=training)
+        torch.save(model.state_dict(), "mnist_cnn.pt.part")
+        os.replace("mnist_cnn.pt.part", "mnist_cnn.pt")  # never half a file
+    log.write_result(
+        accuracy=test_metrics["accuracy"],
+        training_seconds=training_seconds,
+        gradient_bytes=sum(p.nbytes for p in model.parameters()),
+        profiled=profile.enabled,
+    )
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

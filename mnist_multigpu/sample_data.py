@@ -1,20 +1,19 @@
-"""Makes synthetic digits, in MNIST's file format.
+"""Makes synthetic digits, with the shapes and labels of MNIST.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
 They go to data/sample in the repository. The digits are the same every time.
 """
 
-import struct
-
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from tqdm import tqdm
 
-from common.prepare import progress_bar
+from common.errors import run
+from common.prepare import save_split
 from common.synthetic import make_synthetic_data
+from dataset import NAME, SPLITS
 
 
 def draw_digit(rng, digit):
@@ -27,31 +26,20 @@ def draw_digit(rng, digit):
     return np.asarray(image.resize((28, 28), Image.BILINEAR))
 
 
-def draw_files(folder, scale):
-    """Write 6,000 training and 1,000 test digits, times scale, in MNIST's files."""
-    (folder / "raw").mkdir(parents=True)
-    for name, count in {
-        "train": round(6000 * scale),
-        "t10k": round(1000 * scale),
-    }.items():
-        rng = np.random.default_rng(len(name))
-        labels = rng.integers(0, 10, count, dtype=np.uint8)
-        images = np.stack(
-            [draw_digit(rng, digit) for digit in progress_bar(labels, name)]
-        )
-        for kind, array in {"images": images, "labels": labels}.items():
-            # IDX: two zeros, 8 for uint8, number of dimensions, sizes, then the data
-            # (http://yann.lecun.com/exdb/mnist).
-            header = struct.pack(
-                f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape
-            )
-            file = folder / "raw" / f"{name}-{kind}-idx{array.ndim}-ubyte"
-            file.write_bytes(header + array.tobytes())
+def make_digits(folder, scale):
+    """Save 6,000 training and 1,000 test digits, times scale."""
+    for seed, split, count in [(5, "train", 6000), (4, "test", 1000)]:
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, 10, round(count * scale), dtype=np.uint8)
+        digits = tqdm(labels, split, leave=False, disable=None)
+        images = np.stack([draw_digit(rng, digit) for digit in digits])
+        images = torch.from_numpy(images).unsqueeze(1)
+        save_split(folder, split, images, torch.from_numpy(labels).long())
 
 
 def main():
-    make_synthetic_data(__doc__, "MNIST", draw_files)
+    make_synthetic_data(__doc__, NAME, SPLITS, make_digits)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,6 +7,7 @@ Each epoch ends with a checkpoint in logs/patient6.pt.
 It runs without a GPU.
 """
 
+import argparse
 import os
 
 import torch
@@ -16,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset
 
-from common.cli import OptionParser, UserError, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
+from common.errors import UserError, run
 from common.log import rank0_print
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, shapes
@@ -56,17 +57,23 @@ def batch_loss(model, images, labels, device):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=8, help="epochs")
-    add("--batch-size", type=at_least(1), default=16, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.003, help="learning rate")
-    add("--resume", action="store_true", help="resume from the checkpoint")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=8, help="epochs")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
+    parser.add_argument(
+        "--resume", action="store_true", help="resume from the checkpoint"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
     device = get_device(local_rank)
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
     train_set, val_set = shapes(1024, seed=5), shapes(501, seed=6)
@@ -101,12 +108,12 @@ def main():
             for images, labels in val_loader:
                 sums[1] += batch_sums(*batch_loss(model, images, labels, device))
         dist.all_reduce(sums)
-        trained, validated = to_metrics(sums[0]), to_metrics(sums[1])
-        line = f"Epoch {epoch}: loss {trained['loss']:.4f}"
-        rank0_print(f"{line}, validation accuracy {validated['accuracy']:.2f} %")
+        train_metrics, val_metrics = to_metrics(sums[0]), to_metrics(sums[1])
+        line = f"Epoch {epoch}: loss {train_metrics['loss']:.4f}"
+        rank0_print(f"{line}, validation accuracy {val_metrics['accuracy']:.2f} %")
         checkpoint.save(epoch)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -5,6 +5,7 @@
 It runs without a GPU.
 """
 
+import argparse
 import time
 
 import torch
@@ -13,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -72,16 +73,20 @@ def evaluate(model, batches, device):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="epochs")
-    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.05, help="learning rate")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
     device = get_device(local_rank)
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
 
@@ -94,20 +99,22 @@ def main():
     model = Net().to(device)
     ddp_model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp_model.parameters(), args.lr, momentum=0.9)
-    images, validated = len(train_set), {"accuracy": 0}
+    images, val_metrics = len(train_set), {"accuracy": 0}
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         start = time.perf_counter()
-        sums = train(ddp_model, log.progress(loader), optimizer, device)
+        sums = train(ddp_model, log.progress(loader, "training"), optimizer, device)
         seconds = time.perf_counter() - start
         if rank == 0:
-            validated = evaluate(model, val_loader, device)  # FIX: no collectives
+            val_metrics = evaluate(model, val_loader, device)  # FIX: no collectives
         dist.all_reduce(sums)
-        trained = to_metrics(sums)
-        log.epoch(epoch, images, seconds, train=trained, validation=validated)
-    log.write_result(accuracy=validated["accuracy"])
+        train_metrics = to_metrics(sums)
+        log.epoch(
+            epoch, images, seconds, train=train_metrics, validation=val_metrics
+        )
+    log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -5,6 +5,7 @@
 It runs without a GPU.
 """
 
+import argparse
 import time
 
 import torch
@@ -14,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, Subset
 
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, shapes
@@ -55,7 +56,7 @@ class Trainer:
     def train(self, epoch, log):
         self.sampler.set_epoch(epoch)
         total = torch.zeros(3, device=self.device)
-        for images, labels in log.progress(self.train_loader):
+        for images, labels in log.progress(self.train_loader, "training"):
             loss, sums = self.forward(self.ddp_model, images, labels)
             self.optimizer.zero_grad()
             loss.backward()
@@ -79,9 +80,9 @@ class Trainer:
         accuracy = None
         for epoch in range(1, epochs + 1):
             start = time.perf_counter()
-            trained = self.train(epoch, log)
+            train_metrics = self.train(epoch, log)
             seconds = time.perf_counter() - start
-            log.epoch(epoch, len(self.train_set), seconds, train=trained)
+            log.epoch(epoch, len(self.train_set), seconds, train=train_metrics)
             if epoch % every == 0:  # FIX: all ranks call all_reduce
                 accuracy = self.evaluate()["accuracy"]
                 log.print(f"Validation: accuracy {accuracy:.2f} %")
@@ -89,19 +90,23 @@ class Trainer:
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=6, help="epochs")
-    add(
-        "--validate-every", type=at_least(1), default=2, help="epochs per validation"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add("--batch-size", type=at_least(1), default=32, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.002, help="learning rate")
-    add("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--epochs", type=int, default=6, help="epochs")
+    parser.add_argument(
+        "--validate-every", type=int, default=2, help="epochs per validation"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
+    parser.add_argument("--lr", type=float, default=0.002, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()
 
     device = get_device(local_rank)
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
     log = RunLog(args, device)
@@ -112,4 +117,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
