@@ -3,7 +3,7 @@
     python check_part.py amp my_amp.py
     python check_part.py tensorboard my_tensorboard.py
     python check_part.py wandb my_wandb.py
-    sbatch run-2gpus.sh check_part.py dp my_dp.py
+    sbatch run-dp.sh check_part.py dp my_dp.py
 
 It runs two epochs of six steps in a temporary folder, and checks what the script
 does, not how it is written. It sends nothing to W&B. Exit status: 0 if nothing is

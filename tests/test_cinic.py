@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import shutil
 import sys
 import weakref
 from functools import partial
@@ -20,6 +21,7 @@ from conftest import (
 )
 from fork_ranks import Run
 from record_rank import record
+from test_readmes import blocks
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -54,7 +56,7 @@ def check(output, exercise, processes, steps):
     "launch, script, processes",
     [
         ("run.sh", "cinic.py", 1),
-        ("run-2gpus.sh", "cinic_dp.py", 1),
+        ("run-dp.sh", "cinic_dp.py", 1),
         ("run-2gpus.sh", "cinic_ddp.py", 2),
     ],
 )
@@ -64,6 +66,18 @@ def test_a_run(launch, script, processes, exercise, sample):
     check(done.stdout + done.stderr, exercise, processes, 5 if processes == 1 else 3)
     scalars = list((exercise / "logs").glob("*/events*"))
     assert len(scalars) == (script != "cinic.py")
+
+
+@pytest.mark.parametrize("script, status", [("ddp", 0), ("tensorboard", 2)])
+def test_the_checkup_of_part_5(script, status, exercise, sample):
+    """With the README's command: our solution passes, an unchanged copy fails."""
+    (exercise.parent / "clinic").symlink_to(REPOSITORY / "clinic")
+    shutil.copy(exercise / f"cinic_{script}.py", exercise / "my_ddp.py")
+    typed = [c for _, block in blocks("cinic_lab/README.md") for c in block]
+    (command,) = [c for c in typed if "clinic/checkup" in c]
+    command = command.replace("sbatch ", "bash ").replace("$SMALL", " ".join(QUICK))
+    done = run(["bash", "-c", command], exercise, sample)
+    assert done.returncode == status, done.stdout + done.stderr
 
 
 @pytest.mark.slow
