@@ -117,6 +117,10 @@ def raises_user_error(words):
     assert "\n" not in str(error.value), error.value
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def fails(done, *words):
     """Check that a user error ended it: status 2, one line with these words."""
     assert done.returncode == 2 and done.stdout == "", done.stderr
