@@ -60,6 +60,9 @@ def test_commands_are_marked(file):
     text = (REPOSITORY / file).read_text()
     assert text.count("```bash") == len(found)
     assert not COMMAND.search(FENCE.sub("", text))
+    if file in PAGES:  # a lesson's first command says from where
+        before = " ".join(text.split("\n```bash\ncd ")[0].split())
+        assert before.endswith("In the repository's root:")
     for _, commands in found:
         done = subprocess.run(["bash", "-n"], input="\n".join(commands), text=True)
         assert done.returncode == 0, commands
