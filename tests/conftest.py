@@ -281,6 +281,15 @@ def torchrun(processes, command, folder, datadir="", **env):
     return run([*launch, *command], folder, datadir, **env)
 
 
+def path_without_sbatch(folder):
+    """Return a PATH that has all of these commands except sbatch."""
+    folder.mkdir()
+    for place in filter(os.path.isdir, os.environ["PATH"].split(os.pathsep)):
+        for name in {*os.listdir(place)} - {"sbatch", *os.listdir(folder)}:
+            (folder / name).symlink_to(os.path.join(place, name))
+    return str(folder)
+
+
 class Handler(SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass

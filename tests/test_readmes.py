@@ -10,7 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import EXERCISES, REPOSITORY, copy_checkout
+from conftest import EXERCISES, REPOSITORY, copy_checkout, path_without_sbatch
 
 README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
@@ -126,9 +126,10 @@ def test_commands_work_as_typed(file, sample, tmp_path):
         script += f'{text}\necho $PIPESTATUS >> "{statuses}"\n'
         if command.startswith(first):
             script += f'SMALL+=" {less}"\n'
-    names = "PATH", "LANG", "TERM", "USER"
+    names = "LANG", "TERM", "USER"
     env = {name: os.environ[name] for name in names if name in os.environ}
     env |= {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
+    env["PATH"] = path_without_sbatch(tmp_path / "bin")
     with open(tmp_path / "output", "w") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         # Interactive, as the reader's shell is: env.sh adds python and sbatch there.
