@@ -69,7 +69,7 @@ def main():
     sampler = RandomSampler(train_set)
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader)

@@ -79,7 +79,7 @@ def main():
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     m, n = args.accumulate, len(loader)  # ACC: micro-batches per step and per epoch
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch

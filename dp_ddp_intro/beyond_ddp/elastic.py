@@ -75,7 +75,7 @@ def main():
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     done = load_checkpoint(args, model, optimizer)  # ELASTIC: its epochs, or 0
     start = time.perf_counter()
     for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: those left

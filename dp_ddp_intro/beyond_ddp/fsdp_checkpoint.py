@@ -84,7 +84,7 @@ def main():
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     state = AppState(model, optimizer, log)  # DCP: and the epochs completed
     if args.resume is not None:
         with open_checkpoint(args.resume, args.epochs, state) as folder:

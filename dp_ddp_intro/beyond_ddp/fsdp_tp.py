@@ -94,7 +94,7 @@ def main():
     sampler = DistributedSampler(train_set, *num_replicas_and_rank, seed=args.seed)
     batch_size = args.batch_size * t  # TP: a row shares its batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch

@@ -77,7 +77,7 @@ def main():
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch

@@ -77,7 +77,7 @@ def main():
     loader = DataLoader(  # STREAM: passes the batches on as they are
         stream, None, num_workers=args.workers, pin_memory=device.type != "cpu"
     )
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         stream.set_epoch(epoch)  # STREAM: a new order of files and sequences
