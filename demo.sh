@@ -15,7 +15,9 @@ train() {
 
 "${PYTHON[@]}" sample_data.py
 export DATADIR=../data/sample
-if has_driver; then gpus=$("${PYTHON[@]}" -m common.device); fi
+if has_driver; then
+    gpus=$("${PYTHON[@]}" -c "from common.device import count_gpus; print(count_gpus())")
+fi
 if ((gpus == 1)); then
     train run.sh pytorch_dvc_cnn_pretrained.py
     echo

@@ -3,7 +3,7 @@
     python check_part.py amp my_amp.py
     python check_part.py tensorboard my_tensorboard.py
     python check_part.py wandb my_wandb.py
-    sbatch run-2gpus.sh check_part.py dp my_dp.py
+    sbatch run-dp.sh check_part.py dp my_dp.py
 
 It runs two epochs of six steps in a temporary folder, and checks what the script
 does, not how it is written. It sends nothing to W&B. Exit status: 0 if nothing is
@@ -69,6 +69,8 @@ def record_layer(layer, inputs, output):
 
 def record_log(data, step=None, **_):
     """Stand in for wandb.log(); without a step, W&B counts the calls."""
+    if not isinstance(data, dict):
+        raise UserError(f"wandb.log({data!r}); give it a dict of names and numbers")
     for name in data:
         curves[name].append(wandb.log.call_count if step is None else step)
 
@@ -174,8 +176,12 @@ def main():
     wandb.log.side_effect, sys.modules["wandb"] = record_log, wandb
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        with redirect_stdout(io.StringIO()):
-            runpy.run_path(str(script), run_name="__main__")
+        try:
+            with redirect_stdout(io.StringIO()):
+                runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as end:  # it may end with sys.exit()
+            if end.code:
+                sys.exit(f"{args.script} failed with {end.code}; run it alone first")
         if not layers["training"]:
             raise UserError(f"{args.script} trains no ResNet; copy cinic.py first")
         for found, what, advice in CHECKS[args.part](gpus):

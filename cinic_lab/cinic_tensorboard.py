@@ -4,7 +4,7 @@
     sbatch run.sh cinic_amp.py               # part 1: automatic mixed precision
     sbatch run.sh cinic_tensorboard.py       # part 2: TensorBoard
     sbatch run.sh cinic_wandb.py             # part 3: Weights & Biases
-    sbatch run-2gpus.sh cinic_dp.py          # part 4: DataParallel
+    sbatch run-dp.sh cinic_dp.py             # part 4: DataParallel
     sbatch run-2nodes.sh cinic_ddp.py        # part 5: DistributedDataParallel
     sbatch run-requeue.sh cinic_requeue.py   # DDP in a job that Slurm requeues
     sbatch run-2gpus.sh cinic_syncbn.py      # DDP with SyncBatchNorm

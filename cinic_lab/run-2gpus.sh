@@ -5,16 +5,12 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# Two GPUs of one node: two processes for a DDP script, one for DataParallel.
+# 2 processes on one node, each with its own GPU.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
+[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch run-2gpus.sh SCRIPT.py" >&2 && exit 2
 source common/env.sh
-
-if ! grep --quiet init_process_group "$1"; then # DataParallel: one process for both GPUs
-    pick_gpus "1-${GPUS:-2}"
-    exec "${PYTHON[@]}" "$@"
-fi
 set_gpus 2
 exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" "$@"

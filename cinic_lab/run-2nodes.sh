@@ -10,5 +10,6 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
+[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch run-2nodes.sh SCRIPT.py" >&2 && exit 2
 source common/env.sh
 source common/launch_nodes.sh

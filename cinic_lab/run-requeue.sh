@@ -11,6 +11,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
+[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch run-requeue.sh SCRIPT.py" >&2 && exit 2
 export STOP_FILE=logs/stop-${SLURM_JOB_ID:-$$}-${SLURM_RESTART_COUNT:-0}
 trap 'mkdir -p logs && touch "$STOP_FILE"' USR1 # the ranks check for it after each epoch
 source common/env.sh

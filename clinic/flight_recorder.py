@@ -17,10 +17,18 @@ from pathlib import Path
 from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed.distributed_c10d import _world
 
+from common.cli import UserError
 from common.device import get_ranks
 from common.watchdog import is_library
 
 FOLDER = Path("logs/flight_recorder")
+
+
+class DataUnpickler(pickle.Unpickler):
+    """Loads numbers, strings, lists and dicts; pickle.loads() can run any code."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it would import {module}.{name}")
 
 
 def save(file):
@@ -33,13 +41,21 @@ def save(file):
             group.group_name: {"desc": group.group_desc, "ranks": str(list(ranks))}
             for group, ranks in _world.pg_group_ranks.items()
         }
-        file.write_bytes(pickle.dumps(trace))
+        # Outside of FOLDER, all of whose files the analyser reads.
+        part = FOLDER.with_name(f"{file.name}.part")
+        part.write_bytes(pickle.dumps(trace))
+        part.replace(file)
 
 
 def print_unfinished():
     """Print each rank's unfinished collectives, and the script's lines."""
+    if not FOLDER.is_dir():
+        command = "sbatch run-2gpus.sh flight_recorder.py SCRIPT.py"
+        raise UserError(f"no {FOLDER}/; run `{command}`")
     for file in sorted(FOLDER.iterdir()):
-        for entry in pickle.loads(file.read_bytes())["entries"]:
+        with file.open("rb") as trace:
+            entries = DataUnpickler(trace).load()["entries"]
+        for entry in entries:
             if not entry["retired"]:
                 number, name = entry["collective_seq_id"], entry["profiling_name"]
                 print(f"{file.name}: {number} {name} {entry['input_sizes']}", end="")
@@ -50,6 +66,8 @@ def print_unfinished():
 def main():
     if len(sys.argv) == 1:
         return print_unfinished()
+    if not Path(sys.argv[1]).is_file():
+        raise UserError(f"no script {sys.argv[1]}; give the path of a file")
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = FOLDER / f"rank_{get_ranks()[0]}"
     threading.Thread(target=save, args=[file], daemon=True).start()

@@ -7,15 +7,12 @@ name='s/^ *ClusterName *= *\([^ #]*\).*/\1/Ip'
 cluster=$(sed -n "$name" "${SLURM_CONF:-/etc/slurm/slurm.conf}" 2> /dev/null || true)
 cluster=${SLURM_CLUSTER_NAME:-$cluster}
 site=${SITE:-${cluster,,}} # file names are in lower case
-if [[ ! ${SITE:-} && ! -f $common/sites/$site.sh ]]; then
-    site=venv
+[[ ${SITE:-} || -f $common/sites/$site.sh ]] || site=venv
+if [[ ! -f $common/sites/$site.sh ]]; then
+    sites=$(basename -s .sh "$common"/sites/*)
+    echo "Error: no common/sites/$site.sh: set SITE to one of" $sites >&2
+    return 2
 fi
-for name in GPUS NODES SLURM_GPUS_ON_NODE DDP_TIMEOUT; do
-    if [[ ! ${!name:-1} =~ ^[1-9][0-9]{0,5}$ ]]; then
-        echo "Error: $name=${!name} is not a positive number: run \`unset $name\`" >&2
-        return 2
-    fi
-done
 if [[ $0 == *.sh && ${1:-} == *.py && ! -f $1 ]]; then
     echo "Error: no script $1 in $PWD" >&2
     return 2
@@ -23,13 +20,12 @@ fi
 
 has_driver() { # and no variable hides the GPUs; asking PyTorch would take seconds
     local named=${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-all}}}
-    [[ ! $named =~ ^(-1)?$ ]] &&
-        { compgen -G '/dev/nvidia[0-9]*' || compgen -G /dev/kfd || compgen -G /dev/dxg; } > /dev/null
+    [[ ! $named =~ ^(-1)?$ && $(compgen -G '/dev/*') =~ /dev/(nvidia[0-9]|kfd|dxg) ]]
 }
 
 PYTHON=(python) framework=${FRAMEWORK:-torch}
 source "$common/sites/$site.sh" || return 2
-# Looking a package up is faster than importing it. A mere folder of its name has no origin.
+# Looking a package up is faster than importing it. Namespace packages have origin None.
 find="from importlib.util import find_spec; exit(not find_spec('$framework').origin)"
 if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
     echo "Error: no $framework for ${PYTHON[*]}: run \`make venv\` in" \
@@ -38,19 +34,17 @@ if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
 fi
 if [[ $- == *i* ]]; then # only for interactive use: a script needs python's own PID in $!
     python() { command "${PYTHON[@]}" "$@"; }
-    timeout 5 sinfo > /dev/null 2>&1 || source "$common/sbatch.sh"
+    type -P sbatch > /dev/null || source "$common/sbatch.sh"
 fi
 
 export PYTHONUNBUFFERED=1 # output appears in the job's file at once
 export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} # no log messages of torch.profiler
-unset PYTHONSAFEPATH # with it, scripts would not find the folder common beside them
 # One thread per process: a GPU needs no more, and without GPUs each core stands in for one.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-tune_malloc() { # keep freed memory for the next step: reallocating costs tinyvgg 20 %
+if ! has_driver; then # keep freed memory for the next step: reallocating costs tinyvgg 20 %
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
-}
-has_driver || tune_malloc
+fi
 
 # set_gpus N [NODES]: set GPUS, the number of processes per node, to Slurm's number, else to
 # the one in `GPUS=4 bash ...`, else to N. Without Slurm and with too few GPUs, use CPU cores.
@@ -58,12 +52,12 @@ set_gpus() {
     GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
     if [[ ! ${SLURM_JOB_ID:-} ]] && has_driver; then
         local here wanted=$((GPUS * ${2:-1}))
-        here=$("${PYTHON[@]}" -m common.device)
+        here=$("${PYTHON[@]}" -c "from common.device import count_gpus; print(count_gpus())")
         if ((here < wanted)); then
             echo "GPUs here: $here, wanted: $wanted. This runs on CPU cores: add the small" \
-                "options of the README, or put GPUS=1 in front to use one GPU" >&2
+                "options of the README" >&2
+            ((here == 0)) || echo "To use GPUs, put GPUS=$here NODES=1 in front" >&2
             export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all
-            tune_malloc
         fi
     fi
 }
@@ -73,7 +67,6 @@ set_gpus() {
 pick_gpus() {
     [[ ! ${SLURM_JOB_ID:-} ]] || return 0
     local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-$(seq -s, 0 63)}}
-    CUDA_VISIBLE_DEVICES=$(cut --delimiter=, --fields="$1" <<< "$all")
-    HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES # AMD's goes by this one, if it is set
-    export CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES
+    export CUDA_VISIBLE_DEVICES=$(cut --delimiter=, --fields="$1" <<< "$all")
+    export HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES # AMD's goes by this one, if it is set
 }

@@ -1,22 +1,20 @@
 # Sourced by run scripts for several nodes: runs "$@" on each node, and waits.
 NODES=${SLURM_NNODES:-${NODES:-2}}
 set_gpus 1 "$NODES" # without Slurm one process per node, unless GPUS is set
-host=127.0.0.1 nodes="$NODES nodes on this machine"
-if [[ ${SLURM_JOB_ID:-} ]]; then
-    host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) nodes=$SLURM_JOB_NODELIST
-fi
-limit=${DDP_TIMEOUT:-540} # seconds to wait for each other
 # A port and an id that no other run has. From 32768 on, the system assigns ports itself.
 port=$((10000 + RANDOM % 20000))
-echo "Nodes: $nodes, which meet at $host:$port"
-launch=("${PYTHON[@]}" -m common.torchrun --nnodes="$NODES"
-    --nproc-per-node="$GPUS" --rdzv-id="${SLURM_JOB_ID:-0}-$port" --rdzv-backend=c10d
-    --rdzv-endpoint="$host:$port"
-    --rdzv-conf="join_timeout=$limit,read_timeout=$limit,timeout=$limit" "$@")
+# Nodes wait ten minutes for each other. The first one may be late as well: read_timeout.
+launch=("${PYTHON[@]}" -m common.torchrun --nnodes="$NODES" --nproc-per-node="$GPUS"
+    --rdzv-backend=c10d --rdzv-id="${SLURM_JOB_ID:-0}-$port" --rdzv-conf=read_timeout=600)
 if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
+    host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    echo "Nodes: $SLURM_JOB_NODELIST, which meet at $host:$port"
+    cpus=${SLURM_CPUS_PER_TASK:-$((GPUS * ${SLURM_CPUS_PER_GPU:-1}))} # not srun's default, 1
     exec srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 \
-        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${launch[@]}"
+        --cpus-per-task="$cpus" --kill-on-bad-exit=1 \
+        "${launch[@]}" --rdzv-endpoint="$host:$port" "$@"
 fi
+launch+=(--rdzv-endpoint="127.0.0.1:$port" --local-addr=127.0.0.1 "$@")
 set -m # own process groups: Ctrl-C reaches only this script, and the trap ends the nodes
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 for ((node = 0; node < NODES; node++)); do

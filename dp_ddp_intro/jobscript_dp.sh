@@ -10,6 +10,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
+[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch jobscript_dp.sh SCRIPT.py" >&2 && exit 2
 source common/env.sh
 pick_gpus "1-${GPUS:-2}"
-exec "${PYTHON[@]}" "${1:?no script: run sbatch jobscript_dp.sh SCRIPT.py}" "${@:2}"
+exec "${PYTHON[@]}" "$@"

@@ -117,7 +117,7 @@ def main():
 
     sampler = RandomSampler(train_set)
     loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(layers.parameters(), args.lr)
+    optimizer = torch.optim.Adam(layers.parameters(), args.lr, fused=True)
     for num_micro_batches in (1, args.micro_batches):
         for _ in range(args.epochs):  # only the last one is reported
             batches = log.progress(loader)

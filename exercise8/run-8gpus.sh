@@ -10,6 +10,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
+[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch run-8gpus.sh SCRIPT.py" >&2 && exit 2
 source common/env.sh
 set_gpus 8
 exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" "$@"

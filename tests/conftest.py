@@ -117,6 +117,10 @@ def raises_user_error(words):
     assert "\n" not in str(error.value), error.value
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def fails(done, *words):
     """Check that a user error ended it: status 2, one line with these words."""
     assert done.returncode == 2 and done.stdout == "", done.stderr
@@ -275,6 +279,15 @@ def torchrun(processes, command, folder, datadir="", **env):
     launch = [sys.executable, "-m", "common.torchrun", "--standalone"]
     launch.append(f"--nproc-per-node={processes}")
     return run([*launch, *command], folder, datadir, **env)
+
+
+def path_without_sbatch(folder):
+    """Return a PATH that has all of these commands except sbatch."""
+    folder.mkdir()
+    for place in filter(os.path.isdir, os.environ["PATH"].split(os.pathsep)):
+        for name in {*os.listdir(place)} - {"sbatch", *os.listdir(folder)}:
+            (folder / name).symlink_to(os.path.join(place, name))
+    return str(folder)
 
 
 class Handler(SimpleHTTPRequestHandler):

@@ -37,7 +37,7 @@ class OneReplica(DistributedSampler):
 class Momentum(torch.optim.SGD):
     """SGD with momentum, whose steps differ for summed and averaged gradients."""
 
-    def __init__(self, params, lr, foreach=None):
+    def __init__(self, params, lr, foreach=None, fused=None):
         super().__init__(params, lr, momentum=0.9, foreach=foreach)
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import re
+import resource
 import shutil
 import sys
 from collections import Counter
@@ -419,14 +420,22 @@ def test_each_sequence_is_read_once(workers, sequences, shards):
     assert len(seen) == sequences and len(set(seen)) == len(seen)
 
 
-def test_each_epoch_has_another_order(shards):
-    stream = shards(0, 0, 64)
-    one, two, again = (
-        torch.cat([tokens for tokens, _ in batches(stream, 0, epoch)])
-        for epoch in (1, 2, 1)
-    )
+def test_each_epoch_has_another_order(shards, tmp_path):
+    """Of the files, and of the sequences in a file."""
+
+    def epochs(stream):
+        found = [batches(stream, 0, epoch) for epoch in (1, 2, 1)]
+        return [torch.cat([tokens for tokens, _ in epoch]) for epoch in found]
+
+    one, two, again = epochs(shards(0, 0, 64))
     assert torch.equal(one, again) and not torch.equal(one, two)
     assert {*map(tuple, one.tolist())} != {*map(tuple, two.tolist())}
+    first, *others = (tmp_path / "sequences").iterdir()
+    for file in others:  # equal files: their order does not show
+        shutil.copy(first, file)
+    one, two, again = epochs(shards(0, 0, 128))
+    assert torch.equal(one, again) and not torch.equal(one, two)
+    assert {*map(tuple, one.tolist())} == {*map(tuple, two.tolist())}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -446,12 +455,32 @@ def test_shards_that_cannot_be_read(shards, tmp_path):
     with raises_user_error("the shards have 128 sequences of 16 tokens"):
         shards(0, 0, 132)
     file = tmp_path / "sequences/shard03.npy"
-    file.write_bytes(file.read_bytes()[:140])
-    with raises_user_error("cannot read the shards"):
-        shards(0, 0)
+    content = file.read_bytes()
+    for size in 0, 140:
+        file.write_bytes(content[:size])
+        with raises_user_error("cannot read the shards .*: run `python"):
+            shards(0, 0)
+    for wrong in np.zeros(129), np.zeros(129, np.int8), np.zeros((3, 43), np.uint8):
+        np.save(file, wrong)
+        with raises_user_error(r"shard03.npy is \w+ \(.*, not uint8 \(n,\): run"):
+            shards(0, 0)
     shutil.rmtree(file.parent)
     with raises_user_error("no shards of one size in .*write_shards.py"):
         shards(0, 0)
+
+
+def test_a_full_disk_leaves_the_old_shards(tmp_path, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(tmp_path))
+    module, folder = load("write_shards"), tmp_path / "sequences"
+    call(module, "--shards=3", "--tokens=100")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    with pytest.raises(OSError):
+        call(module, "--shards=2", "--tokens=20000")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [len(np.load(file)) for file in folder.iterdir()] == [101] * 3
+    call(module, "--shards=2", "--tokens=200")
+    assert [len(np.load(file)) for file in folder.iterdir()] == [201] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

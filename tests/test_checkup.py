@@ -14,8 +14,9 @@ import sysconfig
 
 import pytest
 import torch
-from conftest import REPOSITORY, free_port, run
+from conftest import REPOSITORY, copy_exercise, free_port, make_data, run, slow
 from fork_ranks import Run
+from test_readmes import blocks
 
 PROGRAMS = REPOSITORY / "tests/programs"
 IMPATIENT = "local_sgd.py", "sharded.py"
@@ -587,3 +588,33 @@ def test_a_stranger_installs_it(tmp_path):
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "example.py:24: epoch 2 has the order of epoch 1" in done.stdout
     assert "checked, 1 error, 0 warnings" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "script, status",
+    [
+        ("cinic_lab/cinic_ddp.py", 0),
+        slow("cinic_lab/cinic_tensorboard.py", 2),
+        slow("dp_ddp_intro/ddp.py", 0),
+        slow("dp_ddp_intro/ddp_unfinished.py", 1),
+        slow("exercise8/solutions/strong_scaling.py", 0),
+        slow("exercise8/pytorch_dvc_cnn_pretrained_multigpu.py", 1),
+    ],
+)
+def test_the_command_of_a_lesson_grades_a_script(script, status, sample, tmp_path):
+    """The solution passes, and the unchanged copy does not."""
+    lesson = script.split("/")[0]
+    exercise = copy_exercise(lesson, tmp_path)
+    (tmp_path / "clinic").symlink_to(REPOSITORY / "clinic")
+    if lesson == "exercise8":  # as many photos as its reader has
+        sample = make_data(tmp_path / "data", 1, [lesson])
+    commands = [c for _, block in blocks(f"{lesson}/README.md") for c in block]
+    (command,) = [c for c in commands if "clinic/checkup" in c]
+    shutil.copy(tmp_path / script, exercise / re.search(r"my_\w+\.py", command)[0])
+    command = command.replace("sbatch", "bash").replace("$SMALL", "$(cat small.txt)")
+    if lesson == "cinic_lab":  # its sample is a tenth, too
+        command += " --batch-size 24"
+    done = run(["bash", "-c", command], exercise, sample)
+    assert done.returncode == status, done.stdout + done.stderr
+    row = "ok" if status == 0 else "error"
+    assert lesson == "cinic_lab" or re.search(f"{row} +reference ", done.stdout)

@@ -54,7 +54,7 @@ def check(output, exercise, processes, steps):
     "launch, script, processes",
     [
         ("run.sh", "cinic.py", 1),
-        ("run-2gpus.sh", "cinic_dp.py", 1),
+        ("run-dp.sh", "cinic_dp.py", 1),
         ("run-2gpus.sh", "cinic_ddp.py", 2),
     ],
 )
@@ -210,9 +210,10 @@ def test_a_batch_is_trained_and_one_that_fails_leaves_no_tensors(monkeypatch):
 # check_part.py grades what students write in parts 1 to 4.
 
 
-def grade(part, script, exercise, sample):
+def grade(part, script, exercise, sample, patch=None):
     """Return the exit status of check_part.py, and what it reports as missing."""
-    process = Run(exercise, sample, "cinic_lab/check_part.py", part, script)
+    command = "cinic_lab/check_part.py", part, script
+    process = Run(exercise, sample, *command, patch=patch)
     (status,) = process.join()
     return status, re.findall("^missing  (.*?):", process.output(), re.M)
 
@@ -233,12 +234,16 @@ NUMBERS_MISSING += ["train/lr"]
     ],
 )
 def test_a_part_is_graded(part, missing, exercise, sample):
-    assert grade(part, f"cinic_{part}.py", exercise, sample) == (0, [])
-    assert grade(part, "cinic.py", exercise, sample) == (1, missing)
+    for name, graded in (f"cinic_{part}.py", (0, [])), ("cinic.py", (1, missing)):
+        text = (exercise / name).read_text() + "raise SystemExit\n"
+        (exercise / "mine.py").write_text(text)
+        assert grade(part, "mine.py", exercise, sample) == graded
     assert not list(exercise.glob("logs/*")) + list(exercise.glob("*.tar"))
 
 
 BLOCK = "enabled=bool(self.dtype))"
+BACKWARD = "state.scaler.scale(loss).backward()"
+WITHIN = "with torch.autocast(loss.device.type)"
 TRAIN = f"{BLOCK} if self.training else torch.no_grad()"
 LOG = "if batch % args.log_interval == 0 or batch == batches:"
 
@@ -249,6 +254,12 @@ LOG = "if batch % args.log_interval == 0 or batch == batches:"
     [
         ("amp", BLOCK, TRAIN, ["validation in 16 bits"]),
         ("amp", "(x).float()", "(x)", ["the loss in 32 bits"]),
+        (
+            "amp",
+            BACKWARD,
+            f"{WITHIN}: {BACKWARD}",
+            ["backward() outside of autocast"],
+        ),
         ("amp", "pick_dtype(device, args.dtype)", "torch.half", ["a GradScaler"]),
         ("tensorboard", "writer.close()", "pass", ["a closed file"]),
         (
@@ -275,6 +286,22 @@ def test_a_mistake_in_a_part_is_named(part, code, wrong, missing, exercise, samp
     text = text.replace(code, wrong).replace("dtype == torch.float16", "False")
     (exercise / "mine.py").write_text(text)
     assert grade(part, "mine.py", exercise, sample) == (1, missing)
+
+
+def see_two_gpus(module, rank):
+    module.count_gpus = lambda: 2
+
+
+@pytest.mark.slow
+def test_a_batch_for_one_gpu_is_named(exercise, sample):
+    """The check sees two GPUs, the script none."""
+    graded = grade("dp", "cinic_dp.py", exercise, sample, see_two_gpus)
+    assert graded == (1, ["a batch for 2 GPUs"])
+
+
+def test_wandb_logs_dicts():
+    with raises_user_error(r"wandb.log\(5\); give it a dict"):
+        load("cinic_lab", "check_part").record_log(5)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """The clinic's patients, and the checkup of the repository's own scripts."""
 
 import json
+import os
+import pickle
 import re
 import sys
 
 import pytest
-from conftest import REPOSITORY, copy_exercise, run
+from conftest import REPOSITORY, copy_exercise, fails, run
 from fork_ranks import Run
 
 CHECKUP = "clinic/checkup/__main__.py"
@@ -115,3 +117,23 @@ def test_flight_recorder_shows_where_the_ranks_wait(tmp_path):
         "all_reduce",
     ):
         assert text in done.stdout + done.stderr
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def test_flight_recorder_runs_no_code_and_names_mistakes(tmp_path):
+    clinic = copy_exercise("clinic", tmp_path)
+    command = [sys.executable, "flight_recorder.py"]
+    fails(run(command, clinic), "no logs/flight_recorder/; run `sbatch run-2gpus.sh")
+    fails(
+        run([*command, "none.py"], clinic), "no script none.py; give the path of a"
+    )
+    file = clinic / "logs/flight_recorder/rank_0"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(pickle.dumps({"entries": [Malicious()]}))
+    done = run(command, clinic)
+    assert "UnpicklingError: it would import posix.system" in done.stderr
+    assert not (clinic / "ran").exists()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import REPOSITORY
+from conftest import REPOSITORY, slow
 from fork_ranks import Run
 from record_rank import record
 
@@ -55,10 +55,6 @@ UNSEEN |= {name: {"unused-parameters", "weights"} for name in LOCAL}
 UNSEEN["experts"] = {"weights"}
 ON_PURPOSE = {name: {"gradients"} for name in LOCAL}
 ON_PURPOSE["experts"] = {"start", "gradients", "host-sync"}
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 class Case(NamedTuple):
@@ -124,7 +120,7 @@ ELSEWHERE = {  # compared in another way
     f"{BEYOND}/experts.py": "test_beyond.py",
     f"{BEYOND}/bf16_gradients.py": "below",
     f"{BEYOND}/powersgd.py": "below",
-    f"{INTRO}/ddp_no_sampler.py": "below",
+    f"{INTRO}/ddp_unfinished.py": "below",
 }
 
 
@@ -277,5 +273,5 @@ def test_the_checkup_finds_nothing(case, sample, tmp_path):
 
 
 def test_without_the_sampler_all_train_on_the_same(sample, tmp_path):
-    broken, _ = checkup(f"{INTRO}/ddp_no_sampler.py", sample, tmp_path, "")
+    broken, _ = checkup(f"{INTRO}/ddp_unfinished.py", sample, tmp_path, "")
     assert broken == {"coverage"}

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 from conftest import REPOSITORY, free_port
 from fork_ranks import Run
 from record_rank import record
@@ -20,8 +22,8 @@ TINY += ("--sequences=48", "--batch-size=12")
 SCRIPT = "dp_ddp_intro/beyond_ddp/elastic.py"
 
 
-def start(folder, *options, ranks, script=SCRIPT, patch=record):
-    return Run(folder, "", script, *TINY, *options, ranks=ranks, patch=patch)
+def start(folder, *options, ranks, script=SCRIPT, patch=record, **more):
+    return Run(folder, "", script, *TINY, *options, ranks=ranks, patch=patch, **more)
 
 
 def test_it_continues_on_any_number_of_processes(tmp_path):
@@ -40,6 +42,22 @@ def test_it_continues_on_any_number_of_processes(tmp_path):
         assert its == pytest.approx(ours, rel=1e-4)
 
 
+def name_own_file(module, rank):
+    sys.argv.append(f"--checkpoint=logs/{rank}.pt")
+
+
+def test_rank_0_saves_and_replaces_the_file(tmp_path):
+    """No other rank does, though each of two nodes has a local rank 0."""
+    more, logs = {"patch": name_own_file, "per_node": 1}, tmp_path / "logs"
+    assert start(tmp_path, "--epochs=1", ranks=2, **more).join() == [0, 0]
+    assert [file.name for file in logs.glob("*.pt")] == ["0.pt"]
+    (logs / "old.pt").hardlink_to(logs / "0.pt")
+    (logs / "0.pt.part").symlink_to("old.pt")
+    assert start(tmp_path, "--epochs=2", ranks=1, **more).join() == [0]
+    epochs = [torch.load(logs / name)["epoch"] for name in ("old.pt", "0.pt")]
+    assert epochs == [1, 2]
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Return a folder with the checkpoint of an epoch."""
@@ -50,15 +68,19 @@ def saved(tmp_path_factory):
 
 def read_other_file(module, rank):
     """Make rank 1 find no checkpoint, as on a node with a disk of its own."""
-    exists = os.path.exists
-    os.path.exists = lambda path: rank == 0 and exists(path)
+    exists = Path.exists
+    Path.exists = lambda path: rank == 0 and exists(path)
 
 
 @pytest.mark.parametrize(
     "ranks, options, patch, words",
     [
         (1, ["--epochs=1"], None, "elastic.pt has 1 epochs; delete it, or .*s 2$"),
-        (1, ["--width=64"], None, "of another model; delete it, or use its options"),
+        (1, ["--heads=2"], None, "other options; use .* --heads 4 .*, or delete it"),
+        (1, ["--lr=0.1"], None, "other options; use .* --lr 0.3 .*, or delete it"),
+        (1, ["--batch-size=6"], None, "other options; use .* --batch-size 12, or"),
+        (1, ["--checkpoint=none/a.pt"], None, "no folder none; create it"),
+        (1, ["--checkpoint=0.out"], None, "0.out is damaged, or not a checkpoint"),
         (2, ["--batch-size=7"], None, "7 cannot be split over 2 .*--batch-size 8"),
         (2, [], read_other_file, "has .1, 0. epochs on ranks 0 to 1; put it on a"),
     ],

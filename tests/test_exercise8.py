@@ -1,21 +1,17 @@
-"""Exercise 8: trained layers, backbones, weights, the checkup of task 4."""
+"""Exercise 8: trained layers, backbones, weights."""
 
-import re
 import sys
 
 import pytest
 import torch
 from conftest import (
     REPOSITORY,
-    copy_exercise,
     load,
-    make_data,
     raises_user_error,
     run,
 )
 from fork_ranks import Run
 from record_rank import record
-from test_readmes import blocks
 
 backbones = load("exercise8", "backbones")
 load_features = backbones.load_features
@@ -95,26 +91,3 @@ def test_the_script_that_trains_tinyvgg(tmp_path):
     old = torch.load(backbones.WEIGHTS["tinyvgg"])
     shapes = [[(k, v.shape) for k, v in state.items()] for state in (new, old)]
     assert shapes[0] == shapes[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "script, state",
-    [
-        ("pytorch_dvc_cnn_pretrained_multigpu.py", "error"),
-        ("solutions/strong_scaling.py", "ok"),
-    ],
-)
-def test_the_checkup_grades_strong_scaling(script, state, tmp_path):
-    """With the command of the README, and as many photos as its reader has."""
-    exercise = copy_exercise("exercise8", tmp_path)
-    (tmp_path / "clinic").symlink_to(REPOSITORY / "clinic")
-    photos = make_data(tmp_path / "data", 1, ["exercise8"])
-    commands = [c for _, block in blocks("exercise8/README.md") for c in block]
-    (command,) = [c for c in commands if "clinic/checkup" in c]
-    command = command.replace("sbatch ", "bash ")
-    command = command.replace("my_strong_scaling.py", script)
-    command = f"SMALL=$(cat small.txt); {command}"
-    done = run(["bash", "-c", command], exercise, photos)
-    assert done.returncode == (state == "error"), done.stdout
-    assert re.search(f"{state} +reference ", done.stdout)

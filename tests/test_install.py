@@ -5,7 +5,7 @@ import shutil
 import zipfile
 
 import pytest
-from conftest import REPOSITORY, run, serving
+from conftest import REPOSITORY, path_without_sbatch, run, serving
 
 pytestmark = pytest.mark.slow
 
@@ -51,17 +51,13 @@ def make_venv(tmp_path, index):
         (checkout / name).mkdir(parents=True, exist_ok=True)
         (checkout / name / "requirements.txt").touch()
     (checkout / "requirements.txt").write_text("torch\ntorchvision\n")
-    commands.mkdir()
-    for folder in filter(os.path.isdir, os.environ["PATH"].split(os.pathsep)):
-        for name in os.listdir(folder):
-            if name != "sbatch" and not os.path.lexists(commands / name):
-                (commands / name).symlink_to(os.path.join(folder, name))
+    path = path_without_sbatch(commands)
 
     def make(site="", **env):
         with (checkout / "common/sites/venv.sh").open("a") as file:
             file.write(f"\n{site}\n")
         env = {"TORCH_INDEX": index, "PIP_INDEX_URL": f"{index}/pypi", **env}
-        env |= {"PATH": str(commands), "PIP_CONFIG_FILE": os.devnull}
+        env |= {"PATH": path, "PIP_CONFIG_FILE": os.devnull}
         env |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
         done = run(["make", "venv"], checkout, **env)
         assert done.returncode == 0, done.stdout + done.stderr

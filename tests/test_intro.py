@@ -57,7 +57,7 @@ def test_the_loss_falls(exercise):
     [
         ("jobscript_dp.sh", "dp.py", ["(4, 16)", "(8, 16)", "(8, 16)"]),
         ("jobscript_ddp.sh", "ddp.py", ["(2, 16)"] * 2 + ["(8, 16)"] * 2),
-        ("jobscript_ddp.sh", "ddp_no_sampler.py", ["(4, 16)"] * 2 + ["(8, 16)"] * 4),
+        ("jobscript_ddp.sh", "ddp_unfinished.py", ["(4, 16)"] * 2 + ["(8, 16)"] * 4),
         pytest.param(
             *("jobscript_ddp_2nodes.sh", "ddp.py"),
             ["(2, 16)"] * 2 + ["(8, 16)"] * 2,

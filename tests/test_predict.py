@@ -289,7 +289,7 @@ def test_the_newest_matching_runs_count(runs_folder):
     assert predict_step(2, workload, links).seconds == pytest.approx(0.12)
     assert [run["script"] for run in runs] == ["cinic_tensorboard", "cinic_ddp"]
     # Each process has all data, and takes two steps for one.
-    lines = result("single", 1, 25, 0.1), result("ddp_no_sampler", 2, 25, 0.2)
+    lines = result("single", 1, 25, 0.1), result("ddp_unfinished", 2, 25, 0.2)
     (runs_folder / "single.jsonl").write_text("".join(lines))
     *_, runs = predict.measured_workload(["single.jsonl"], None, links)
     assert [run["script"] for run in runs] == ["single"]

@@ -49,7 +49,7 @@ from results import read_runs, warn
 from pairs import PAIRS
 
 DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG")}
-DDP.remove("ddp_no_sampler")  # each process trains on all data
+DDP.remove("ddp_unfinished")  # each process trains on all data
 IMAGENET = 1281167  # images
 WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
 

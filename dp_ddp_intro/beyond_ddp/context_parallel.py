@@ -3,7 +3,7 @@
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
-    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
+    sbatch jobscript_ddp.sh ddp_unfinished.py    # DDP, to finish in exercise 3
     sbatch jobscript_ddp.sh beyond_ddp/context_parallel.py  # CP: parts of sequences
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
@@ -82,7 +82,7 @@ def main():
     sampler = RandomSampler(train_set)
     batch_size = args.batch_size * world_size  # CP: all GPUs share one batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader)

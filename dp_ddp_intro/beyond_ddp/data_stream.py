@@ -16,7 +16,7 @@ class ShardStream(IterableDataset):
     sequences: per epoch, on all ranks. They come from files of tokens, uint8 (n,).
     Each epoch shuffles the files, and the sequences of each file. Sequences at the
     end of a file that do not fill a batch are dropped. Raises UserError if files are
-    missing, damaged or too small, or cannot be shared equally.
+    missing, damaged, too small or of another type, or cannot be shared equally.
     """
 
     def __init__(self, folder, sequences, length, batch_size, workers, seed):
@@ -27,9 +27,14 @@ class ShardStream(IterableDataset):
         self.files = sorted(folder.glob("shard*.npy"))
         write = "run `python beyond_ddp/write_shards.py`"
         try:
-            sizes = {np.load(file, mmap_mode="r").size for file in self.files}
-        except (OSError, ValueError) as error:
+            shards = [np.load(file, mmap_mode="r") for file in self.files]
+        except (OSError, ValueError, EOFError) as error:
             raise UserError(f"cannot read the shards ({error}): {write}") from None
+        for file, shard in zip(self.files, shards, strict=True):
+            if shard.dtype != np.uint8 or shard.ndim != 1:
+                found = f"{shard.dtype} {shard.shape}"
+                raise UserError(f"{file} is {found}, not uint8 (n,): {write}")
+        sizes = {shard.size for shard in shards}
         if len(sizes) != 1:
             raise UserError(f"no shards of one size in {folder}: {write}")
         readers = self.world_size * max(1, workers)

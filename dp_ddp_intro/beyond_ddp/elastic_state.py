@@ -1,44 +1,60 @@
 """The checkpoint of a run whose number of GPUs changes."""
 
-import os
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from common.checkpoint import save_atomically
 from common.cli import UserError
+
+
+def format_options(args):
+    """Return the options that a resumed run must have, as they are typed."""
+    names = "sequences", "lr", "layers", "width", "heads", "length", "seed"
+    options = [f"--{name} {getattr(args, name)}" for name in names]
+    batch_size = args.batch_size * dist.get_world_size()  # of all GPUs
+    return " ".join([*options, f"--batch-size {batch_size}"])
 
 
 def save_checkpoint(args, epoch, model, optimizer):
     """Write args.checkpoint, which replaces the old one as a whole."""
-    state = {"epoch": epoch, "model": model.state_dict()}
-    state["optimizer"] = optimizer.state_dict()
-    save_atomically(state, args.checkpoint)
+    state = {"epoch": epoch, "options": format_options(args)}
+    state["model"], state["optimizer"] = model.state_dict(), optimizer.state_dict()
+    part = Path(f"{args.checkpoint}.part")
+    part.unlink(missing_ok=True)  # it may be a link to another file
+    torch.save(state, part)
+    part.replace(args.checkpoint)
 
 
 def load_checkpoint(args, model, optimizer):
     """Load args.checkpoint if it exists; return how many epochs it has, else 0.
 
-    All ranks must call this. Raises UserError if they read different checkpoints, or
-    one of another model or of all epochs.
+    All ranks must call this. Raises UserError if the folder is missing, if the file
+    is damaged, has other options or all epochs, or differs between the ranks.
     """
-    file, saved = args.checkpoint, {"epoch": 0}
-    if os.path.exists(file):
-        saved = torch.load(file, "cpu")
+    file, epoch, options = Path(args.checkpoint), 0, format_options(args)
+    if file.exists():
+        try:
+            saved = torch.load(file, "cpu")
+            epoch, options = saved["epoch"], saved["options"]
+            if options == format_options(args):
+                model.load_state_dict(saved["model"])
+                optimizer.load_state_dict(saved["optimizer"])
+        except Exception as error:
+            raise UserError(
+                f"{file} is damaged, or not a checkpoint of elastic.py "
+                f"({type(error).__name__}); delete it, or use another --checkpoint"
+            ) from None
     found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, saved["epoch"])
+    dist.all_gather_object(found, epoch)
     if len({*found}) > 1:
         line = f"{file} has {found} epochs on ranks 0 to {len(found) - 1}"
         raise UserError(f"{line}; put it on a disk that all nodes share")
-    if saved["epoch"] >= args.epochs:
-        line = f"{file} has {saved['epoch']} epochs"
-        raise UserError(f"{line}; delete it, or use --epochs {saved['epoch'] + 1}")
-    if saved["epoch"]:
-        try:
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-        except RuntimeError:
-            raise UserError(
-                f"{file} is of another model; delete it, or use its options"
-            ) from None
-    return saved["epoch"]
+    if not file.parent.is_dir():
+        raise UserError(f"no folder {file.parent}; create it, or use another one")
+    if options != format_options(args):
+        raise UserError(f"{file} has other options; use {options}, or delete it")
+    if epoch >= args.epochs:
+        line = f"{file} has {epoch} epochs"
+        raise UserError(f"{line}; delete it, or use --epochs {epoch + 1}")
+    return epoch

@@ -3,7 +3,7 @@
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
-    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
+    sbatch jobscript_ddp.sh ddp_unfinished.py    # DDP, to finish in exercise 3
     sbatch jobscript_ddp.sh beyond_ddp/streaming.py  # STREAM: data in many files
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
@@ -77,7 +77,7 @@ def main():
     loader = DataLoader(  # STREAM: passes the batches on as they are
         stream, None, num_workers=args.workers, pin_memory=device.type != "cpu"
     )
-    optimizer = torch.optim.Adam(model.parameters(), args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         stream.set_epoch(epoch)  # STREAM: a new order of files and sequences

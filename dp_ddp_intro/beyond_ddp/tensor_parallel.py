@@ -3,7 +3,7 @@
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
-    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
+    sbatch jobscript_ddp.sh ddp_unfinished.py    # DDP, to finish in exercise 3
     sbatch jobscript_ddp.sh beyond_ddp/tensor_parallel.py  # TP: tensor parallelism
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.

@@ -1,5 +1,8 @@
 """Write the files for streaming.py, to DATADIR/sequences or data/sequences."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import torch
 
@@ -16,11 +19,14 @@ def main():
     args = parser.parse_args()
     folder = data_root() / "sequences"
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("shard*.npy"):
-        old.unlink()
     rows = random_sequences(args.shards, args.tokens + 1).images
-    for i, tokens in enumerate(rows.to(torch.uint8)):  # 256 different tokens
-        np.save(folder / f"shard{i:03}.npy", tokens.numpy())
+    with TemporaryDirectory(dir=folder) as new:  # the old ones stay if this fails
+        for i, tokens in enumerate(rows.to(torch.uint8)):  # 256 different tokens
+            np.save(f"{new}/shard{i:03}.npy", tokens.numpy())
+        for old in folder.glob("shard*.npy"):
+            old.unlink()
+        for file in Path(new).iterdir():
+            file.rename(folder / file.name)
     print(f"{args.shards} shards of {args.tokens} tokens in {folder}")
 
 

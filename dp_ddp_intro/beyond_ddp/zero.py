@@ -3,7 +3,7 @@
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
     sbatch jobscript_ddp.sh ddp.py    # DistributedDataParallel: two processes
-    sbatch jobscript_ddp.sh ddp_no_sampler.py    # DDP without its sampler
+    sbatch jobscript_ddp.sh ddp_unfinished.py    # DDP, to finish in exercise 3
     sbatch jobscript_ddp.sh beyond_ddp/zero.py  # ZERO: shards of Adam's state
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
@@ -69,12 +69,12 @@ def main():
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    weights, adam = model.parameters(), torch.optim.Adam  # ZERO: not an object
+    params, adam, lr = model.parameters(), torch.optim.Adam, args.lr  # ZERO: a class
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = ZeroRedundancyOptimizer(weights, adam, lr=args.lr)  # ZERO: 1/N each
+    optimizer = ZeroRedundancyOptimizer(params, adam, lr=lr, fused=True)  # ZERO: 1/N
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
