@@ -10,6 +10,7 @@ does, not how it is written. It sends nothing to W&B. Exit status: 0 if nothing 
 missing, 1 if something is missing or the script fails, 2 after a user error.
 """
 
+import argparse
 import io
 import os
 import re
@@ -28,8 +29,8 @@ from torch.utils.data import Subset
 from torch.utils.tensorboard import SummaryWriter
 
 import dataset
-from common.cli import OptionParser, UserError
 from common.device import count_gpus
+from common.errors import UserError, run
 
 BATCH, STEPS = 16, 6  # images per GPU, steps per epoch
 OPTIONS = f"--epochs 2 --batch-size {BATCH} --log-interval 2".split()
@@ -153,7 +154,9 @@ CHECKS |= {"wandb": check_wandb, "dp": check_dp}
 
 
 def main():
-    parser = OptionParser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=CHECKS, help="feature to check")
     parser.add_argument("script", help="script to check")
     args = parser.parse_args()
@@ -195,4 +198,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,4 @@
-"""A ResNet on CINIC-10: one GPU, AMP, TensorBoard, W&B, DP, DDP, requeue, SyncBN.
+"""DataParallel: one process for all GPUs of a node.
 
     sbatch run.sh cinic.py                   # the start: one GPU
     sbatch run.sh cinic_amp.py               # part 1: automatic mixed precision
@@ -12,6 +12,7 @@
 Without a GPU add $SMALL, which `source common/env.sh` sets: it makes the run short.
 """
 
+import argparse
 import time
 
 import torch
@@ -22,9 +23,9 @@ from torch.utils.data import RandomSampler
 from torch.utils.tensorboard import SummaryWriter  # TB: writes event files
 
 from common.checkpoint import check_writable
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, pick_dtype  # AMP: 16-bit types
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from common.optimizer import init_momentum
@@ -57,7 +58,9 @@ def train(args, model, state, loader, device, log, writer):  # TB: logs the curv
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(log.progress(loader), start=1):
+    for batch, (images, labels) in enumerate(
+        log.progress(loader, "training"), start=1
+    ):
         data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -92,39 +95,49 @@ def evaluate(model, loader, device, log):
     """Return the mean loss and the two accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in log.progress(loader):
+    for images, labels in log.progress(loader, "training"):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
         loss = F.cross_entropy(scores, labels)
         sums += batch_sums(loss, *top1_top5(scores, labels))
-    validated = to_metrics(sums, "acc1", "acc5")
-    log.print(f" * Acc@1 {validated['acc1']:.2f}  Acc@5 {validated['acc5']:.2f}")
-    return validated
+    val_metrics = to_metrics(sums, "acc1", "acc5")
+    log.print(f" * Acc@1 {val_metrics['acc1']:.2f}  Acc@5 {val_metrics['acc5']:.2f}")
+    return val_metrics
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet18", help="ResNet variant")
-    add("--epochs", type=at_least(1), default=3, help="epochs")
-    add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.1, help="learning rate")
-    add(
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arch", choices=ARCHS, default="resnet18", help="ResNet variant"
+    )
+    parser.add_argument("--epochs", type=int, default=3, help="epochs")
+    parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
+    parser.add_argument(
         "--log-interval",
-        type=at_least(1),
+        type=int,
         default=50,
         help="steps between log lines",
     )
-    add("--resume", metavar="FILE", help="checkpoint to resume (default: none)")
-    add("--seed", type=int, default=1, help="random seed")
+    parser.add_argument(
+        "--resume", metavar="FILE", help="checkpoint to resume (default: none)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="random seed")
     # AMP: fp32 turns it off, for comparison
-    add("--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)"
+    )
     args = parser.parse_args()
     check_writable(TrainingState.LATEST)
 
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
     device = get_device()
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed)
 
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits where they are fast
@@ -154,17 +167,19 @@ def main():
         epoch_start = time.perf_counter()
         train(args, dp_model, state, loader, device, log, writer)  # DP: on all GPUs
         seconds = time.perf_counter() - epoch_start
-        validated = evaluate(model, val_loader, device, log)
-        state.save(state.epoch + 1, validated["acc1"])
+        val_metrics = evaluate(model, val_loader, device, log)
+        state.save(state.epoch + 1, val_metrics["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)
-        for name, value in validated.items():
-            step = state.epoch * len(loader)  # TB: on the training's x axis
+        for name, value in val_metrics.items():
+            step = state.epoch * len(loader)  # TB: same x axis as training
             writer.add_scalar(f"validation/{name}", value, step)
-    training = time.perf_counter() - start
-    log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
+    training_seconds = time.perf_counter() - start
+    log.print(
+        f"Total training time: {training_seconds:.1f} s; best Acc@1: {state.best:.2f}"
+    )
     writer.close()  # TB: flushes the last scalars
-    log.write_result(accuracy=validated["acc1"], training_seconds=training)
+    log.write_result(accuracy=val_metrics["acc1"], training_seconds=training_seconds)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,4 @@
-"""A ResNet on CINIC-10: one GPU, AMP, TensorBoard, W&B, DP, DDP, requeue, SyncBN.
+"""Requeue: DDP in a job that Slurm stops and starts again.
 
     sbatch run.sh cinic.py                   # the start: one GPU
     sbatch run.sh cinic_amp.py               # part 1: automatic mixed precision
@@ -12,6 +12,7 @@
 Without a GPU add $SMALL, which `source common/env.sh` sets: it makes the run short.
 """
 
+import argparse
 import time
 
 import torch
@@ -23,9 +24,9 @@ from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the da
 from torch.utils.tensorboard import SummaryWriter  # TB: writes event files
 
 from common.checkpoint import check_writable
-from common.cli import OptionParser, at_least
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: the ranks
+from common.errors import run
 from common.log import NullWriter, RunLog  # DDP: NullWriter writes nothing
 from common.metrics import batch_sums, to_metrics
 from common.optimizer import init_momentum
@@ -58,7 +59,9 @@ def train(args, model, state, loader, device, log, writer):  # TB: logs the curv
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(log.progress(loader), start=1):
+    for batch, (images, labels) in enumerate(
+        log.progress(loader, "training"), start=1
+    ):
         data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -94,40 +97,50 @@ def evaluate(model, loader, device, log):
     """Return the mean loss and the two accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in log.progress(loader):
+    for images, labels in log.progress(loader, "training"):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
         loss = F.cross_entropy(scores, labels)
         sums += batch_sums(loss, *top1_top5(scores, labels))
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    validated = to_metrics(sums, "acc1", "acc5")
-    log.print(f" * Acc@1 {validated['acc1']:.2f}  Acc@5 {validated['acc5']:.2f}")
-    return validated
+    val_metrics = to_metrics(sums, "acc1", "acc5")
+    log.print(f" * Acc@1 {val_metrics['acc1']:.2f}  Acc@5 {val_metrics['acc5']:.2f}")
+    return val_metrics
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--arch", choices=ARCHS, default="resnet18", help="ResNet variant")
-    add("--epochs", type=at_least(1), default=3, help="epochs")
-    add("--batch-size", type=at_least(2), default=128, help="images per GPU")
-    add("--lr", type=at_least(0.0), default=0.1, help="learning rate")
-    add(
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arch", choices=ARCHS, default="resnet18", help="ResNet variant"
+    )
+    parser.add_argument("--epochs", type=int, default=3, help="epochs")
+    parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
+    parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
+    parser.add_argument(
         "--log-interval",
-        type=at_least(1),
+        type=int,
         default=50,
         help="steps between log lines",
     )
-    add("--resume", metavar="FILE", help="checkpoint to resume (default: none)")
-    add("--seed", type=int, default=1, help="random seed")
+    parser.add_argument(
+        "--resume", metavar="FILE", help="checkpoint to resume (default: none)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="random seed")
     # AMP: fp32 turns it off, for comparison
-    add("--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)"
+    )
     args = parser.parse_args()
     check_writable(TrainingState.LATEST)
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
@@ -136,15 +149,17 @@ def main():
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, scalars=False)
-    writer = NullWriter() if rank else SummaryWriter(log.folder)  # DDP: by rank 0
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
+    writer = (
+        NullWriter() if rank else SummaryWriter(log.folder)
+    )  # DDP: only rank 0 writes
+    # DDP: averages gradients in backward()
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)
     ddp_model.broadcast_buffers = False  # DDP: only evaluation needs them
 
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    val_shard = range(rank, len(val_set), world_size)  # DDP: this rank's images
-    val_set = Subset(val_set, val_shard)  # DDP: none is counted twice
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(
         model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
@@ -162,27 +177,30 @@ def main():
     while state.epoch < args.epochs:
         sampler.set_epoch(state.epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        train(args, ddp_model, state, loader, device, log, writer)  # DDP: wrapped
+        # DDP: the wrapped model
+        train(args, ddp_model, state, loader, device, log, writer)
         seconds = time.perf_counter() - epoch_start
         for buffer in model.buffers():  # DDP: rank 0's BatchNorm statistics for all
             dist.broadcast(buffer, src=0)
-        validated = evaluate(model, val_loader, device, log)
-        state.save(state.epoch + 1, validated["acc1"])
+        val_metrics = evaluate(model, val_loader, device, log)
+        state.save(state.epoch + 1, val_metrics["acc1"])
         log.epoch(state.epoch, len(train_set), seconds)
-        for name, value in validated.items():
-            step = state.epoch * len(loader)  # TB: on the training's x axis
+        for name, value in val_metrics.items():
+            step = state.epoch * len(loader)  # TB: same x axis as training
             writer.add_scalar(f"validation/{name}", value, step)
         stop = state.stop_requested()  # REQUEUE: 1 if run-requeue.sh got SIGUSR1
         dist.all_reduce(stop)  # REQUEUE: all ranks stop together, or none
         if stop and state.epoch < args.epochs:
             writer.close()
             state.exit_for_requeue()  # REQUEUE: exits with 85, to be requeued
-    training = time.perf_counter() - start
-    log.print(f"Total training time: {training:.1f} s; best Acc@1: {state.best:.2f}")
+    training_seconds = time.perf_counter() - start
+    log.print(
+        f"Total training time: {training_seconds:.1f} s; best Acc@1: {state.best:.2f}"
+    )
     writer.close()  # TB: flushes the last scalars
-    log.write_result(accuracy=validated["acc1"], training_seconds=training)
+    log.write_result(accuracy=val_metrics["acc1"], training_seconds=training_seconds)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

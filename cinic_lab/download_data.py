@@ -10,8 +10,8 @@ DATADIR, or to data/ in the repository. If it is interrupted, run it again.
 import tarfile
 from itertools import product
 
-from common.cli import UserError
 from common.download import download_images
+from common.errors import UserError, run
 from common.prepare import find_image_root, progress_bar
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
@@ -36,4 +36,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

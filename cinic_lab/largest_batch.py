@@ -7,6 +7,7 @@ that fits and the smallest that fails are within 5 % of each other. For each bat
 prints images/s and peak memory. It needs a GPU.
 """
 
+import argparse
 import time
 from argparse import Namespace
 
@@ -14,8 +15,8 @@ import cinic
 import cinic_amp
 import torch
 
-from common.cli import OptionParser, UserError, at_least
 from common.device import DTYPES, get_device, pick_dtype
+from common.errors import UserError, run
 from common.log import RunLog, peak_memory
 from common.optimizer import init_momentum
 from state import TrainingState
@@ -76,13 +77,23 @@ def largest_batch(attempt, limit):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--arch", choices=cinic.ARCHS, default="resnet18", help="ResNet variant")
-    add("--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)")
-    add("--max-batch-size", type=at_least(2), default=2**20, help="upper limit")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arch", choices=cinic.ARCHS, default="resnet18", help="ResNet variant"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)"
+    )
+    parser.add_argument(
+        "--max-batch-size", type=int, default=2**20, help="upper limit"
+    )
     args = parser.parse_args()
     device = get_device()
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    # cuDNN tries its algorithms once. AMD's search would take too long.
+    torch.backends.cudnn.benchmark = not torch.version.hip
     if device.type == "cpu":
         raise UserError("no GPU here: run this on a GPU, or skip it")
     gpu = torch.get_device_module(device)
@@ -102,4 +113,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,13 +7,11 @@ It goes to data/sample in the repository and is the same every time.
 
 import colorsys
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import numpy as np
 from PIL import ImageOps
 
 from common.data import prepared_file
+from common.errors import run
 from common.prepare import find_image_root, prepare, progress_bar
 from common.synthetic import background, make_synthetic_data
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
@@ -49,4 +47,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from common.checkpoint import save_atomically
-from common.cli import UserError
+from common.errors import UserError
 from common.log import rank0_print
 
 EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch

@@ -18,9 +18,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet152
+from tqdm import tqdm
 
-from common.cli import OptionParser
-from common.prepare import progress_bar
+from common.errors import run
 from model import Transformer
 
 # From an A100's data sheet: bytes/s in one direction over 16 lanes of PCIe 4 and
@@ -106,9 +106,10 @@ def time_replicate(model, repeats=5):
 
 
 def main():
-    OptionParser(__doc__).parse_args()
     rows, models = {}, make_models().items()
-    for name, (model, inputs, targets) in progress_bar(models, "counting"):
+    for name, (model, inputs, targets) in tqdm(
+        models, "counting", leave=False, disable=None
+    ):
         with FlopCounterMode(display=False) as counter:
             _, copied = step(model, inputs, targets)
         # On two GPUs, an all-reduce sends all gradients each way.
@@ -130,4 +131,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

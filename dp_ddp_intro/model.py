@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.cli import UserError
+from common.errors import UserError
 from dataset import VOCABULARY
 
 

@@ -9,6 +9,7 @@ beyond_ddp/pipeline.py uses PyTorch's pipeline instead, on any number of GPUs.
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
 
+import argparse
 import time
 
 import torch
@@ -16,9 +17,9 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
-from common.cli import OptionParser, UserError, at_least
 from common.data import make_loader
 from common.device import get_device, get_ranks
+from common.errors import UserError, run
 from common.log import RunLog
 from dataset import random_sequences
 from model import Transformer
@@ -80,20 +81,27 @@ def train(layers, batches, optimizer, device, num_micro_batches, width):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add(
-        "--micro-batches", type=at_least(1), default=4, help="micro-batches per step"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add("--epochs", type=at_least(1), default=2, help="epochs for each way")
-    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
-    add("--batch-size", type=at_least(1), default=16, help="sequences per step")
-    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="transformer layers")
-    add("--width", type=at_least(1), default=768, help="embedding dimension")
-    add("--heads", type=at_least(1), default=12, help="attention heads")
-    add("--length", type=at_least(1), default=256, help="tokens per sequence")
-    add("--seed", type=int, default=0, help="random seed")
+    parser.add_argument(
+        "--micro-batches", type=int, default=4, help="micro-batches per step"
+    )
+    parser.add_argument("--epochs", type=int, default=2, help="epochs for each way")
+    parser.add_argument(
+        "--sequences", type=int, default=1024, help="sequences to train on"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="sequences per step"
+    )
+    parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
+    parser.add_argument("--layers", type=int, default=12, help="transformer layers")
+    parser.add_argument("--width", type=int, default=768, help="embedding dimension")
+    parser.add_argument("--heads", type=int, default=12, help="attention heads")
+    parser.add_argument(
+        "--length", type=int, default=256, help="tokens per sequence"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
 
     rank, local_rank, world_size = get_ranks()
@@ -103,6 +111,7 @@ def main():
             "`sbatch jobscript_ddp.sh model_parallel.py`"
         )
     device = get_device(local_rank)
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
     dist.init_process_group()
     torch.manual_seed(args.seed)  # both halves load the same batches
 
@@ -120,7 +129,7 @@ def main():
     optimizer = torch.optim.Adam(layers.parameters(), args.lr, fused=True)
     for num_micro_batches in (1, args.micro_batches):
         for _ in range(args.epochs):  # only the last one is reported
-            batches = log.progress(loader)
+            batches = log.progress(loader, "training")
             start = time.perf_counter()
             loss = train(
                 layers, batches, optimizer, device, num_micro_batches, args.width
@@ -135,4 +144,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

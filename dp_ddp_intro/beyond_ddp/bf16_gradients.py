@@ -1,4 +1,4 @@
-"""Train a transformer on sequences of tokens: one GPU, DataParallel, DDP, others.
+"""bfloat16 gradients: DDP sends half of the bytes.
 
     sbatch jobscript.sh single.py     # one GPU
     sbatch jobscript_dp.sh dp.py      # DataParallel: two GPUs, one process
@@ -9,6 +9,7 @@
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
 
+import argparse
 import time
 
 import torch
@@ -17,9 +18,9 @@ from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: of PyT
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
-from common.cli import OptionParser, at_least
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: the ranks
+from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
@@ -39,26 +40,36 @@ def train(model, batches, optimizer, device):
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return to_metrics(sums)
+    return to_metrics(sums, training=True)
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="epochs")
-    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
-    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="transformer layers")
-    add("--width", type=at_least(1), default=768, help="embedding dimension")
-    add("--heads", type=at_least(1), default=12, help="attention heads")
-    add("--length", type=at_least(1), default=256, help="tokens per sequence")
-    add("--verbose", action="store_true", help="print the shape of each input")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument(
+        "--sequences", type=int, default=1024, help="sequences to train on"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="sequences per GPU"
+    )
+    parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
+    parser.add_argument("--layers", type=int, default=12, help="transformer layers")
+    parser.add_argument("--width", type=int, default=768, help="embedding dimension")
+    parser.add_argument("--heads", type=int, default=12, help="attention heads")
+    parser.add_argument(
+        "--length", type=int, default=256, help="tokens per sequence"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print the shape of each input"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
     torch.manual_seed(args.seed)
 
@@ -66,7 +77,8 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, unit="tokens")
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept in sync
+    # DDP: averages gradients in backward()
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)
     hook = hooks.default_hooks.bf16_compress_hook  # HOOK: averages in bfloat16
     ddp_model.register_comm_hook(None, hook)  # HOOK: replaces DDP's own all-reduce
     parameters = sum(p.numel() for p in model.parameters())
@@ -79,18 +91,24 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
-        batches = loader if args.verbose else log.progress(loader)
+        batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        trained = train(ddp_model, batches, optimizer, device)  # DDP: wrapped
+        # DDP: the wrapped model
+        train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
-        tokens = train_set.labels.numel()  # of the data set, on any number of GPUs
-        log.epoch(epoch, tokens, seconds, train=trained, step=step)
-    training = time.perf_counter() - start
-    log.print(f"Total training time: {training:.1f} s")
-    log.write_result(accuracy=trained["accuracy"], training_seconds=training)
+        # Tokens per epoch, whatever the number of GPUs.
+        tokens = train_set.labels.numel()
+        log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
+    training_seconds = time.perf_counter() - start
+    log.print(f"Total training time: {training_seconds:.1f} s")
+    log.write_result(
+        accuracy=train_metrics["accuracy"],
+        training_seconds=training_seconds,
+        gradient_bytes=4 * parameters,
+    )
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from common.cli import UserError
+from common.errors import UserError
 
 
 class ShardStream(IterableDataset):

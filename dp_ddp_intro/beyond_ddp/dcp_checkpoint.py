@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from common.cli import UserError
+from common.errors import UserError
 
 METADATA = ".metadata"  # DCP writes it under another name, and renames it at the end
 # What METADATA may contain; see metadata.py and filesystem.py of DCP.

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.cli import UserError
+from common.errors import UserError
 
 
 def format_options(args):

@@ -7,6 +7,7 @@ each forward and backward pass of a stage. The rest of a step counts as waiting.
 Needs no GPU.
 """
 
+import argparse
 import os
 import sys
 import time
@@ -18,8 +19,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from common.cli import OptionParser, at_least
 from common.device import get_device, get_ranks
+from common.errors import run
 from common.log import rank0_print
 from schedule import SCHEDULES
 
@@ -81,15 +82,20 @@ def measure_waiting(options, device):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="sequences per GPU"
+    )
     default = "default: 4, or 2 per GPU if that is more"
-    add("--layers", type=at_least(1), help=f"transformer layers ({default})")
-    add("--width", type=at_least(1), default=256, help="embedding dimension")
-    add("--heads", type=at_least(1), default=4, help="attention heads")
-    add("--length", type=at_least(1), default=128, help="tokens per sequence")
-    add("--steps", type=at_least(2), default=6, help="steps per epoch")
+    parser.add_argument("--layers", type=int, help=f"transformer layers ({default})")
+    parser.add_argument("--width", type=int, default=256, help="embedding dimension")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads")
+    parser.add_argument(
+        "--length", type=int, default=128, help="tokens per sequence"
+    )
+    parser.add_argument("--steps", type=int, default=6, help="steps per epoch")
     args = parser.parse_args()
     rank, local_rank, p = get_ranks()
     args.layers = args.layers or max(4, 2 * p)
@@ -123,4 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

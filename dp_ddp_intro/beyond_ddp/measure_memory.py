@@ -6,6 +6,7 @@
 Runs the scripts of this folder for four steps each, on a small model. Needs no GPU.
 """
 
+import argparse
 import os
 import sys
 from contextlib import redirect_stdout
@@ -19,8 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tqdm import tqdm
 
 import formulas
-from common.cli import OptionParser, UserError, at_least
 from common.device import get_device, get_ranks
+from common.errors import UserError, run
 from common.log import rank0_print
 from dataset import VOCABULARY
 from memory_tracker import MemoryTracker, unpack
@@ -110,14 +111,17 @@ def measure(script, options, gpus_per_node, device):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="sequences per GPU"
+    )
     default = "default: 4, or 1 per GPU if that is more"
-    add("--layers", type=at_least(1), help=f"transformer layers ({default})")
-    add("--width", type=at_least(1), default=128, help="embedding dimension")
-    add("--heads", type=at_least(1), help=f"attention heads ({default})")
-    add("--length", type=at_least(1), default=64, help="tokens per sequence")
+    parser.add_argument("--layers", type=int, help=f"transformer layers ({default})")
+    parser.add_argument("--width", type=int, default=128, help="embedding dimension")
+    parser.add_argument("--heads", type=int, help=f"attention heads ({default})")
+    parser.add_argument("--length", type=int, default=64, help="tokens per sequence")
     args = parser.parse_args()
     rank, local_rank, ranks = get_ranks()
     if ranks % 2:
@@ -160,4 +164,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

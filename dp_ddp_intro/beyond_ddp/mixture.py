@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import one_hot
 
-from common.cli import UserError
+from common.errors import UserError
 
 
 class Mixture(nn.Module):

@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from common.cli import UserError
+from common.errors import UserError
 
 
 def require_compiler(device):

@@ -4,7 +4,7 @@ from functools import partial
 
 from torch.distributed.pipelining import schedules
 
-from common.cli import UserError
+from common.errors import UserError
 
 SCHEDULES = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2}  # stages per GPU
 

@@ -21,11 +21,12 @@ the head) while FSDP reduces them, up to 5 GB for 8b and 12 GB for 70b. "fits"
 therefore means within 90 % of the memory.
 """
 
+import argparse
 import signal
 from math import ceil
 
 import formulas
-from common.cli import OptionParser, UserError, at_least
+from common.errors import UserError, run
 from formulas import Shape, total_parameters
 
 # GPT-2 as in model.py, the others by their config.json: num_hidden_layers,
@@ -161,16 +162,33 @@ def print_block_times(shape, args):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add, positive = parser.add_argument, at_least(1)
-    add("--model", choices=MODELS, help="model (default: all but 1b)")
-    add("--gpus", type=positive, nargs="+", default=[8, 64, 512], help="GPUs in all")
-    add("--gpus-per-node", type=positive, default=8, help="GPUs per node (a group)")
-    add("--memory", type=at_least(0.0), default=80, help="GB of memory per GPU")
-    add("--length", type=positive, help="tokens per sequence (default: the model's)")
-    add("--batch-size", type=positive, default=1, help="sequences per GPU")
-    add("--bits", type=int, choices=(16, 32), default=16, help="bits per activation")
-    add("--sequence-parallel", action="store_true", help="TP that splits the norms")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", choices=MODELS, help="model (default: all but 1b)"
+    )
+    parser.add_argument(
+        "--gpus", type=int, nargs="+", default=[8, 64, 512], help="GPUs in all"
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=int, default=8, help="GPUs per node (a group)"
+    )
+    parser.add_argument(
+        "--memory", type=float, default=80, help="GB of memory per GPU"
+    )
+    parser.add_argument(
+        "--length", type=int, help="tokens per sequence (default: the model's)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=1, help="sequences per GPU"
+    )
+    parser.add_argument(
+        "--bits", type=int, choices=(16, 32), default=16, help="bits per activation"
+    )
+    parser.add_argument(
+        "--sequence-parallel", action="store_true", help="TP that splits the norms"
+    )
     args = parser.parse_args()
     for n in args.gpus:
         if n % min(n, args.gpus_per_node):

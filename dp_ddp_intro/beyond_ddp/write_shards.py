@@ -1,21 +1,23 @@
 """Write the files for streaming.py, to DATADIR/sequences or data/sequences."""
 
+import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 
-from common.cli import OptionParser, at_least
 from common.data import data_root
+from common.errors import run
 from dataset import random_sequences
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--shards", type=at_least(1), default=16, help="files")
-    add("--tokens", type=at_least(1), default=16384, help="tokens per file")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shards", type=int, default=16, help="files")
+    parser.add_argument("--tokens", type=int, default=16384, help="tokens per file")
     args = parser.parse_args()
     folder = data_root() / "sequences"
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,4 +33,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
