@@ -10,6 +10,7 @@ It is for Gloo, which writes no file when a collective times out.
 import pickle
 import runpy
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -17,11 +18,12 @@ from pathlib import Path
 from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed.distributed_c10d import _world
 
-from common.cli import UserError
 from common.device import get_ranks
-from common.watchdog import is_library
+from common.errors import UserError, run
 
 FOLDER = Path("logs/flight_recorder")
+# Parts of the paths of library code: Python's (some is "<frozen ...>") and ours.
+LIBRARIES = "<", sysconfig.get_path("stdlib"), "-packages/", "/common/"
 
 
 class DataUnpickler(pickle.Unpickler):
@@ -47,6 +49,11 @@ def save(file):
         part.replace(file)
 
 
+def is_script(file):
+    """Return whether a file is code of the script, not of a library."""
+    return not any(part in file for part in LIBRARIES)
+
+
 def print_unfinished():
     """Print each rank's unfinished collectives, and the script's lines."""
     if not FOLDER.is_dir():
@@ -59,7 +66,7 @@ def print_unfinished():
             if not entry["retired"]:
                 number, name = entry["collective_seq_id"], entry["profiling_name"]
                 print(f"{file.name}: {number} {name} {entry['input_sizes']}", end="")
-                calls = [c for c in entry["frames"] if not is_library(c["filename"])]
+                calls = [c for c in entry["frames"] if is_script(c["filename"])]
                 print(*(f" at {c['filename']}:{c['line']}" for c in calls[:1]))
 
 
@@ -77,4 +84,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -83,9 +83,6 @@ def main():
     rank, local_rank, world_size = get_ranks()
 
     device = get_device(local_rank)
-    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
 

@@ -7,6 +7,7 @@ It runs without a GPU.
 
 import argparse
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -84,10 +85,7 @@ def main():
     rank, local_rank, world_size = get_ranks()
 
     device = get_device(local_rank)
-    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
-    dist.init_process_group()
+    dist.init_process_group(timeout=timedelta(seconds=30))  # ends a hang soon
     torch.manual_seed(args.seed + rank)
 
     log = RunLog(args, device)

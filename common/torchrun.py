@@ -18,5 +18,6 @@ if __name__ == "__main__":
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:  # a signal ended it, so it said nothing
-            sys.exit(f"Error: rank {rank}: {failure.message}")
+            print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
+            sys.exit(128 - failure.exitcode)  # as a shell does
         sys.exit(failure.exitcode)
