@@ -10,9 +10,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, make_loader
-from common.device import count_gpus, get_device, get_ranks, pick_dtype
+from common.device import get_device, get_ranks, pick_dtype
 from common.log import RunLog
-from common.optimizer import init_momentum
 
 sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
 import train_cifar100 as script
@@ -20,7 +19,7 @@ import train_ddp_cifar100 as ddp
 
 from dataset import cifar100
 
-GPUS = count_gpus()
+GPUS = torch.accelerator.device_count()
 ARCH, SIZE, BATCH = ("resnet152", 224, 128) if GPUS else ("resnet18", 64, 32)
 NAIVE_STEPS = 2
 
@@ -39,10 +38,7 @@ def make(device, dtype=None):
     """Return the scripts' model, its optimizer and the scaler."""
     model = script.Classifier(ARCH, SIZE, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.01, momentum=0.9, fused=True
-    )
-    init_momentum(optimizer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     return model, optimizer, scaler
 
@@ -50,7 +46,7 @@ def make(device, dtype=None):
 def train(module, device, model, optimizer, scaler, loader):
     args = Namespace(steps=len(loader), batch_size=BATCH)
     log = RunLog(args, device, enabled=False)
-    module.train(args, model, device, loader, optimizer, scaler, log, None)
+    module.train(model, loader, optimizer, device, args, scaler, log, None)
 
 
 def input_rows(repeats):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY
-from common.device import count_gpus, get_device, get_ranks
+from common.device import get_device, get_ranks
 
 sys.path.insert(0, str(REPOSITORY / "dp_ddp_intro"))
 import ddp
@@ -16,11 +16,9 @@ import single as script
 from dataset import random_sequences
 from model import Transformer
 
-sys.path.pop(0)  # or its folder tensorflow/ would shadow TensorFlow
-
 BATCH, LENGTH = 16, 256  # as in the scripts
 SMALL = {"layers": 2, "width": 128, "heads": 4}
-OPTIONS = {} if count_gpus() else SMALL
+OPTIONS = {} if torch.accelerator.device_count() else SMALL
 
 
 def make(device):

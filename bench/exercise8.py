@@ -10,20 +10,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.data import REPOSITORY, InMemoryDataset, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks
-from common.prepare import find_image_root, read_photos
+from common.prepare import read_photo
 
 sys.path.insert(0, str(REPOSITORY / "exercise8"))
 import pytorch_dvc_cnn_pretrained as script
 import pytorch_dvc_cnn_pretrained_multigpu as multigpu
 
-from dataset import CLASSES, MEAN, NAME, SIZE, STD, augment, dogs_vs_cats
+from dataset import MEAN, NAME, RAW, SIZE, STD, augment, dogs_vs_cats
 
 BACKBONES = "vgg16", "tinyvgg"
 BATCH = 25
 
 
 def image_folder():
-    return find_image_root(data_dir(NAME), "train", CLASSES[0]) / "train"
+    return data_dir(NAME) / RAW / "train"
 
 
 def pick_images(train_set, count):
@@ -46,7 +46,7 @@ def input_rows(repeats):
         return len(labels)
 
     def prepare_and_load():
-        return load(read_photos([files[i] for i in some], SIZE, threads=1)[0])
+        return load(torch.stack([read_photo(files[i], SIZE) for i in some]))
 
     def augmented(images):
         return augment(normalise(images, MEAN, STD))

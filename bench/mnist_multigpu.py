@@ -8,7 +8,7 @@ import timing
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from common.data import REPOSITORY, data_root, make_loader
+from common.data import REPOSITORY, make_loader
 from common.device import get_device, get_ranks
 from common.log import RunLog
 
@@ -38,7 +38,7 @@ def single(repeats):
     device, (train_set, _) = get_device(), mnist()
     own, own_optimizer = make(device)
     other, other_optimizer = make(device, torch.contiguous_format)
-    naive_loader = naive_mnist.make_loader(data_root())
+    naive_loader = naive_mnist.make_loader()
     loader = make_loader(train_set, BATCH, device, shuffle=True)
 
     def own_train(loader):

@@ -9,22 +9,42 @@ from itertools import islice
 
 from torch import optim
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
-from torchvision.datasets import MNIST
 
-from common import watchdog
-from common.data import REPOSITORY, data_root
+from common.data import REPOSITORY
 from common.device import get_device
+
+sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
+from dataset import mnist
 
 BATCH = 128
 transform = transforms.Compose(
-    [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
+    [
+        transforms.ToPILImage(),
+        transforms.ToTensor(),
+        transforms.Normalize((0.1307,), (0.3081,)),
+    ]
 )
 
 
-def make_loader(root):
-    return DataLoader(MNIST(root, transform=transform), BATCH, shuffle=True)
+class Digits(Dataset):
+    """The digits as torchvision's MNIST returns them, also synthetic ones."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, i):
+        return transform(self.images[i]), int(self.labels[i])
+
+
+def make_loader():
+    train_set, _ = mnist()
+    digits = Digits(train_set.images, train_set.labels)
+    return DataLoader(digits, BATCH, shuffle=True)
 
 
 def train(model, loader, optimizer, device, steps):
@@ -41,12 +61,10 @@ def train(model, loader, optimizer, device, steps):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(REPOSITORY / "mnist_multigpu"))
     from mnist_singlegpu import Net
 
-    watchdog.stop()  # it would see no steps here
     device, steps = get_device(), int(sys.argv[1])
-    model, loader = Net().to(device), make_loader(data_root())
+    model, loader = Net().to(device), make_loader()
     optimizer = optim.Adadelta(model.parameters(), 1.0)
     for _ in sys.stdin:
         print(train(model, loader, optimizer, device, steps), flush=True)

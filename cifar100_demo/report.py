@@ -5,7 +5,8 @@ import os
 import time
 from pathlib import Path
 
-from common.device import count_gpus
+import torch
+
 from common.log import peak_memory, rank0_print
 from common.metrics import to_metrics
 
@@ -28,7 +29,7 @@ def report_iterations(log, done, total, sums, start):
     """
     if not log.enabled:
         return
-    loss, images = to_metrics(sums)["loss"], int(sums[2])
+    loss, images = to_metrics(sums, training=True)["loss"], int(sums[2])
     seconds = time.perf_counter() - start
     iteration = seconds / math.ceil(images / log.batch)
     step = len(log.epochs) * total + done
@@ -52,7 +53,7 @@ def save_profile(profiler):
     folder = Path("logs/profiler")
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / name))
-    gpu = count_gpus() > 0
+    gpu = torch.accelerator.is_available()
     costliest = {"sort_by": f"self_{'device' if gpu else 'cpu'}_time_total"}
     costliest |= {"row_limit": 10, "max_name_column_width": 40}
     operators = profiler.key_averages()

@@ -133,6 +133,7 @@ def main():
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device)
+    log.print(f"Autocast dtype: {dtype}")
     batch_size = args.batch_size
     sampler = RandomSampler(train_set)
     train_loader = make_loader(

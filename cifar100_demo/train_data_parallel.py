@@ -134,6 +134,7 @@ def main():
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, gpus)  # DP: counts all GPUs
+    log.print(f"Autocast dtype: {dtype}")
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
     model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     sampler = RandomSampler(train_set)

@@ -140,6 +140,7 @@ def main():
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device)
+    log.print(f"Autocast dtype: {dtype}")
     # DDP: averages gradients in backward()
     ddp_model = torch.nn.parallel.DistributedDataParallel(model)
     ddp_model.broadcast_buffers = False  # DDP: only evaluation needs them
