@@ -46,7 +46,7 @@ endif
 
 venv-tensorflow: .venv-tensorflow/installed # install TensorFlow in .venv-tensorflow
 
-.venv-tensorflow/installed: dp_ddp_intro/tensorflow/requirements.txt
+.venv-tensorflow/installed: dp_ddp_intro/tensorflow_scripts/requirements.txt
 	@echo "Installing TensorFlow in .venv-tensorflow: some GB, usually a few minutes"
 	$(PYTHON) -m venv .venv-tensorflow
 	.venv-tensorflow/bin/pip install --quiet --disable-pip-version-check -r $<

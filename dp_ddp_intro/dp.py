@@ -85,9 +85,8 @@ def main():
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        train_metrics = train(
-            dp_model, batches, optimizer, device
-        )  # DP: on all GPUs
+        # DP: the wrapped model
+        train_metrics = train(dp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.

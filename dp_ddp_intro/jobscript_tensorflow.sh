@@ -6,7 +6,7 @@
 #SBATCH --time=00:20:00
 
 # TensorFlow: one process for two GPUs on one node.
-#     sbatch jobscript_tensorflow.sh tensorflow/mirrored_strategy.py [OPTIONS]
+#     sbatch jobscript_tensorflow.sh tensorflow_scripts/mirrored_strategy.py [OPTIONS]
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted

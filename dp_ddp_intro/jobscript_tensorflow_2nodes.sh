@@ -6,7 +6,7 @@
 #SBATCH --time=00:20:00
 
 # TensorFlow: two nodes with one process each, for all GPUs of the node.
-#     sbatch jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py [OPTIONS]
+#     sbatch jobscript_tensorflow_2nodes.sh tensorflow_scripts/multi_worker_mirrored.py [OPTIONS]
 # Without Slurm, two processes stand in for the nodes.
 
 set -euo pipefail

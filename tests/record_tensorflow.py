@@ -1,4 +1,4 @@
-"""Runs a script of dp_ddp_intro/tensorflow, and saves each epoch's loss to OUT.
+"""Runs a script of dp_ddp_intro/tensorflow_scripts, and saves each epoch's loss to OUT.
 
 python record_tensorflow.py OUT SCRIPT [OPTIONS]
 """

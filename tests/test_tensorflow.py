@@ -1,4 +1,4 @@
-"""dp_ddp_intro/tensorflow, in a separate environment: `make test-all`."""
+"""dp_ddp_intro/tensorflow_scripts, in a separate environment: `make test-all`."""
 
 import importlib
 import json
@@ -24,7 +24,7 @@ def exercise(tmp_path):
 @pytest.fixture
 def load(monkeypatch):
     """Return a function that imports a module of the exercise."""
-    monkeypatch.syspath_prepend(REPOSITORY / "dp_ddp_intro/tensorflow")
+    monkeypatch.syspath_prepend(REPOSITORY / "dp_ddp_intro/tensorflow_scripts")
     return importlib.import_module
 
 
@@ -40,7 +40,7 @@ def losses(script, launch, batch_size, tmp_path, *options, **env):
     exercise = copy_exercise("dp_ddp_intro", folder)
     (exercise / "record.py").symlink_to(RECORD)
     command = ["bash", launch, "record.py", folder / "losses"]
-    command.append(f"tensorflow/{script}.py")
+    command.append(f"tensorflow_scripts/{script}.py")
     sizes = ["--sequences", 16, "--epochs", 20, "--batch-size", batch_size]
     done = run([*command, *TINY, *sizes, *options], exercise, **env)
     assert done.returncode == 0, done.stderr
@@ -74,7 +74,7 @@ def test_the_folder_is_not_taken_for_the_package(inside, exercise):
     folder, script = (
         (exercise / "tensorflow", "single.py")
         if inside
-        else (exercise, "tensorflow/single.py")
+        else (exercise, "tensorflow_scripts/single.py")
     )
     command = [sys.executable, script, *TINY, "--sequences", 16, "--epochs", 1]
     done = run(command, folder)
@@ -101,7 +101,7 @@ def test_the_model_is_causal_and_uses_positions(load):
 )
 def test_each_replica_prints_its_input_size(script, exercise):
     nodes = "_2nodes" if script == "multi_worker_mirrored" else ""
-    command = ["bash", f"jobscript_tensorflow{nodes}.sh", f"tensorflow/{script}.py"]
+    command = ["bash", f"jobscript_tensorflow{nodes}.sh", f"tensorflow_scripts/{script}.py"]
     options = ["--sequences", 32, "--batch-size", 8, "--epochs", 1, "--verbose"]
     done = run([*command, *TINY, *options], exercise)
     assert done.returncode == 0, done.stderr
@@ -135,11 +135,11 @@ def test_the_seed_of_the_data_is_fixed(load):
 
 
 def test_user_errors_are_one_line(exercise):
-    command = [sys.executable, "tensorflow/multi_worker_mirrored.py"]
+    command = [sys.executable, "tensorflow_scripts/multi_worker_mirrored.py"]
     done = run(command, exercise, TF_CPP_MIN_LOG_LEVEL="3")
     assert done.returncode == 2, done.stderr
     assert "sbatch jobscript_tensorflow_2nodes.sh" in done.stderr.splitlines()[-1]
-    command = ["bash", "jobscript_tensorflow.sh", "tensorflow/mirrored_strategy.py"]
+    command = ["bash", "jobscript_tensorflow.sh", "tensorflow_scripts/mirrored_strategy.py"]
     for options, words in (
         (["--sequences", 16, "--batch-size", 16], "use --sequences 32"),
         (["--heads", 3], "--width 33"),
@@ -169,7 +169,7 @@ def test_invalid_numbers(name, load, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(exercise):
-    command = ["bash", "jobscript_tensorflow.sh", "tensorflow/single.py", *TINY]
+    command = ["bash", "jobscript_tensorflow.sh", "tensorflow_scripts/single.py", *TINY]
     done = run([*command, "--lr", 1e9, "--sequences", 64], exercise)
     assert done.returncode == 2 and not (exercise / "logs/results.jsonl").exists()
     assert re.fullmatch(r"Error: the loss is (nan|inf): use a .*\n", done.stderr)

@@ -26,11 +26,11 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, batches, optimizer, device, m, n):  # ACC: m per step, n per epoch
+def train(model, batches, optimizer, device, m):  # ACC: m micro-batches a step
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
     for i, (tokens, targets) in enumerate(batches, 1):  # ACC: micro-batches
-        last = i % m == 0 or i == n  # ACC: of a step, or of the epoch
+        last = i % m == 0 or i == len(batches)  # ACC: of a step or epoch
         model.require_backward_grad_sync = last  # ACC: as with model.no_sync()
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -58,10 +58,8 @@ def main():
         "--batch-size", type=int, default=16, help="sequences per GPU"
     )
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # ACC: --batch-size is the size of a micro-batch
-    parser.add_argument(
-        "--accumulate", type=int, default=4, help="micro-batches per step"
-    )
+    # ACC: micro-batches per step; --batch-size is the size of one
+    parser.add_argument("--accumulate", type=int, default=4, help="micro-batches")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
     parser.add_argument("--heads", type=int, default=12, help="attention heads")
@@ -92,16 +90,14 @@ def main():
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    m, n = args.accumulate, len(loader)  # ACC: micro-batches per step and per epoch
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        train_metrics = train(
-            ddp_model, batches, optimizer, device, m, n
-        )  # ACC: m and n
+        # ACC: the wrapped model, and the number of micro-batches
+        train_metrics = train(ddp_model, batches, optimizer, device, args.accumulate)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.

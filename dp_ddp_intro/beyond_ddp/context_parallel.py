@@ -87,7 +87,8 @@ def main():
     model.layers[0].first = rank * tokens  # CP: position of its first token
     for block in model.layers[1:-2]:  # CP: all but the embedding and the head
         block.attention = ring_attention  # CP: keys and values go round
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # CP: kept in sync
+    # CP: averages gradients in backward()
+    ddp_model = torch.nn.parallel.DistributedDataParallel(model)
     part = slice(rank * tokens, (rank + 1) * tokens)  # CP: its tokens
 
     sampler = RandomSampler(train_set)
@@ -98,9 +99,8 @@ def main():
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        train_metrics = train(
-            ddp_model, batches, optimizer, device, part
-        )  # CP: its part
+        # CP: the wrapped model, on a part of each sequence
+        train_metrics = train(ddp_model, batches, optimizer, device, part)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.

@@ -32,8 +32,8 @@ class ShardStream(IterableDataset):
             raise UserError(f"cannot read the shards ({error}): {write}") from None
         for file, shard in zip(self.files, shards, strict=True):
             if shard.dtype != np.uint8 or shard.ndim != 1:
-                found = f"{shard.dtype} {shard.shape}"
-                raise UserError(f"{file} is {found}, not uint8 (n,): {write}")
+                contents = f"{shard.dtype} {shard.shape}"
+                raise UserError(f"{file} is {contents}, not uint8 (n,): {write}")
         sizes = {shard.size for shard in shards}
         if len(sizes) != 1:
             raise UserError(f"no shards of one size in {folder}: {write}")

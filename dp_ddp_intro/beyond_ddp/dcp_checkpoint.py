@@ -68,10 +68,7 @@ def new_checkpoint(state, epoch):
     try:
         yield folder
     except CheckpointException as error:
-        why = first_reason(error)
-        raise UserError(
-            f"cannot save {folder} ({why}); free some space if the disk is full"
-        ) from None
+        raise UserError(f"cannot save {folder}: {first_reason(error)}") from None
 
 
 @contextmanager

@@ -17,13 +17,13 @@ import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
+import elastic_state  # ELASTIC: the checkpoint
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: the ranks
 from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
-from elastic_state import load_checkpoint, save_checkpoint  # ELASTIC: to resume
 from model import Transformer
 
 
@@ -54,9 +54,8 @@ def main():
     parser.add_argument(
         "--batch-size", type=int, default=32, help="sequences of all GPUs"
     )
-    parser.add_argument(
-        "--checkpoint", default="logs/elastic.pt", help="file"
-    )  # ELASTIC: resumed
+    # ELASTIC: written after each epoch; a run that finds it resumes
+    parser.add_argument("--checkpoint", default="logs/elastic.pt", help="file")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -71,7 +70,7 @@ def main():
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
-    args.batch_size //= world_size  # ELASTIC: per GPU; --batch-size is the job's
+    args.batch_size = elastic_state.split_batch(args, world_size)  # ELASTIC: per GPU
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
@@ -90,7 +89,7 @@ def main():
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
-    done = load_checkpoint(args, model, optimizer)  # ELASTIC: its epochs, or 0
+    done = elastic_state.load_checkpoint(args, model, optimizer)  # ELASTIC: epochs
     start = time.perf_counter()
     for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: those left
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
@@ -103,8 +102,8 @@ def main():
         # Tokens per epoch, whatever the number of GPUs.
         tokens = train_set.labels.numel()
         log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
-        if rank == 0:
-            save_checkpoint(args, epoch, model, optimizer)  # ELASTIC: one writes
+        if rank == 0:  # ELASTIC: one writes
+            elastic_state.save_checkpoint(args, epoch, model, optimizer)
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.write_result(

@@ -8,6 +8,16 @@ import torch.distributed as dist
 from common.errors import UserError
 
 
+def split_batch(args, world_size):
+    """Return the batch size per GPU, or raise UserError if it is not whole."""
+    if args.batch_size % world_size:
+        raise UserError(
+            f"a batch of {args.batch_size} cannot be split over {world_size} GPUs; "
+            f"use --batch-size {world_size * -(-args.batch_size // world_size)}"
+        )
+    return args.batch_size // world_size
+
+
 def format_options(args):
     """Return the options that a resumed run must have, as they are typed."""
     names = "sequences", "lr", "layers", "width", "heads", "length", "seed"
@@ -45,10 +55,10 @@ def load_checkpoint(args, model, optimizer):
                 f"{file} is damaged, or not a checkpoint of elastic.py "
                 f"({type(error).__name__}); delete it, or use another --checkpoint"
             ) from None
-    found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, epoch)
-    if len({*found}) > 1:
-        line = f"{file} has {found} epochs on ranks 0 to {len(found) - 1}"
+    epochs = [None] * dist.get_world_size()
+    dist.all_gather_object(epochs, epoch)
+    if len({*epochs}) > 1:
+        line = f"{file} has {epochs} epochs on ranks 0 to {len(epochs) - 1}"
         raise UserError(f"{line}; put it on a disk that all nodes share")
     if not file.parent.is_dir():
         raise UserError(f"no folder {file.parent}; create it, or use another one")

@@ -63,13 +63,9 @@ def main():
         "--length", type=int, default=256, help="tokens per sequence"
     )
     parser.add_argument("--experts", type=int, default=8, help="experts per layer")
-    parser.add_argument(
-        "--balance", type=float, default=0.01, help="load-balance weight"
-    )
+    parser.add_argument("--balance", type=float, default=0.01, help="balance weight")
     # EP: --capacity 1 is an equal share of the tokens; 0 is no limit
-    parser.add_argument(
-        "--capacity", type=float, default=0, help="most tokens per expert"
-    )
+    parser.add_argument("--capacity", type=float, default=0, help="expert capacity")
     parser.add_argument(
         "--verbose", action="store_true", help="print the shape of each input"
     )

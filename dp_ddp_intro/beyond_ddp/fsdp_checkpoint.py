@@ -57,12 +57,9 @@ def main():
         "--batch-size", type=int, default=16, help="sequences per GPU"
     )
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    parser.add_argument(
-        "--resume", metavar="FOLDER", help="checkpoint to resume from"
-    )  # DCP: load
-    parser.add_argument(
-        "--bf16", action="store_true", help="compute in bfloat16"
-    )  # FSDP: optional
+    parser.add_argument("--resume", metavar="DIR", help="checkpoint")  # DCP: to load
+    # FSDP: gathers parameters in 16 bits; gradients keep 32
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
     parser.add_argument("--heads", type=int, default=12, help="attention heads")
@@ -109,7 +106,8 @@ def main():
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        train_metrics = train(model, batches, optimizer, device)  # FSDP: no wrapper
+        # FSDP: the model, which has no wrapper
+        train_metrics = train(model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.

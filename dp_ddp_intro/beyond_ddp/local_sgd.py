@@ -27,7 +27,7 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, batches, optimizer, device, h, n):  # LSGD: h local steps, n in all
+def train(model, batches, optimizer, device, h):  # LSGD: averages after h steps
     """Train for an epoch; return the mean loss and the accuracy in %."""
     sums = torch.zeros(3, device=device)
     for i, (tokens, targets) in enumerate(batches, 1):  # LSGD: counts the steps
@@ -39,7 +39,7 @@ def train(model, batches, optimizer, device, h, n):  # LSGD: h local steps, n in
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if i % h == 0 or i == n:  # LSGD: before, nothing is sent
+        if i % h == 0 or i == len(batches):  # LSGD: else, sends nothing
             weights = utils.parameters_to_vector(model.parameters()).detach()
             dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
             utils.vector_to_parameters(weights, model.parameters())
@@ -58,9 +58,8 @@ def main():
     parser.add_argument(
         "--batch-size", type=int, default=16, help="sequences per GPU"
     )
-    parser.add_argument(
-        "--local-steps", type=int, default=8, help="local steps"
-    )  # LSGD: h
+    # LSGD: steps that a GPU takes alone, before the average
+    parser.add_argument("--local-steps", type=int, default=8, help="local steps")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -85,6 +84,7 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, unit="tokens")
     # LSGD: no DDP wrapper; one seed gave all ranks the same weights
+    h = args.local_steps
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
@@ -92,15 +92,13 @@ def main():
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
-    h, n = args.local_steps, len(loader)  # LSGD: between means, and per epoch
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        train_metrics = train(
-            model, batches, optimizer, device, h, n
-        )  # LSGD: not wrapped
+        # LSGD: the model is not wrapped
+        train_metrics = train(model, batches, optimizer, device, h)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.

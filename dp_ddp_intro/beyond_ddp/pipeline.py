@@ -58,12 +58,8 @@ def main():
     )
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     # PP: the schedule and m decide how long GPUs wait, and how much they hold
-    parser.add_argument(
-        "--schedule", choices=SCHEDULES, default="1F1B", help="pipeline schedule"
-    )
-    parser.add_argument(
-        "--micro-batches", type=int, default=4, help="pieces of each batch"
-    )
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
+    parser.add_argument("--micro-batches", type=int, default=4, help="per batch")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
     parser.add_argument("--heads", type=int, default=12, help="attention heads")
@@ -104,9 +100,8 @@ def main():
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        train_metrics = train(
-            schedule.step, batches, optimizer, device
-        )  # PP: not model()
+        # PP: step() takes the place of model()
+        train_metrics = train(schedule.step, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.

@@ -54,9 +54,7 @@ def main():
     parser.add_argument(
         "--batch-size", type=int, default=16, help="sequences per GPU"
     )
-    parser.add_argument(
-        "--matrix-rank", type=int, default=2, help="factor rank"
-    )  # HOOK: r
+    parser.add_argument("--matrix-rank", type=int, default=2, help="rank")  # HOOK: r
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -80,6 +78,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, unit="tokens")
+    # DDP: averages gradients in backward()
     ddp_model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1000)
     power = hooks.powerSGD_hook  # HOOK: averages two factors of each gradient
     state = power.PowerSGDState(None, args.matrix_rank, start_powerSGD_iter=10)

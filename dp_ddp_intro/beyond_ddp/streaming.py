@@ -17,7 +17,7 @@ import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader  # STREAM: no sampler
 
-from common.data import data_root  # STREAM: the folder of the files
+from common.data import data_dir  # STREAM: the folder of the files
 from common.device import get_device, get_ranks  # DDP: the ranks
 from common.errors import run
 from common.log import RunLog
@@ -50,9 +50,8 @@ def main():
     parser.add_argument(
         "--sequences", type=int, default=1024, help="sequences to train on"
     )
-    parser.add_argument(
-        "--workers", type=int, default=2, help="readers"
-    )  # STREAM: per GPU
+    # STREAM: processes that read files, for each GPU
+    parser.add_argument("--workers", type=int, default=2, help="readers per GPU")
     parser.add_argument(
         "--batch-size", type=int, default=16, help="sequences per GPU"
     )
@@ -75,7 +74,7 @@ def main():
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
     torch.manual_seed(args.seed)
 
-    folder = data_root() / "sequences"  # STREAM: of files that exist already
+    folder = data_dir("sequences")  # STREAM: of files that exist already
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, unit="tokens")
@@ -88,9 +87,8 @@ def main():
         folder, args.sequences, args.length, args.batch_size, args.workers, args.seed
     )
     batch_size = args.batch_size
-    loader = DataLoader(  # STREAM: passes the batches on as they are
-        stream, None, num_workers=args.workers, pin_memory=device.type != "cpu"
-    )
+    pin = device.type != "cpu"  # STREAM: a loader that passes whole batches on
+    loader = DataLoader(stream, None, num_workers=args.workers, pin_memory=pin)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
@@ -101,6 +99,7 @@ def main():
         train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}
+        # Tokens per epoch, whatever the number of GPUs.
         tokens = len(loader) * batch_size * args.length * world_size  # STREAM: read
         log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
     training_seconds = time.perf_counter() - start

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from common.data import data_root
+from common.data import data_dir
 from common.errors import run
 from dataset import random_sequences
 
@@ -19,7 +19,7 @@ def main():
     parser.add_argument("--shards", type=int, default=16, help="files")
     parser.add_argument("--tokens", type=int, default=16384, help="tokens per file")
     args = parser.parse_args()
-    folder = data_root() / "sequences"
+    folder = data_dir("sequences")
     folder.mkdir(parents=True, exist_ok=True)
     rows = random_sequences(args.shards, args.tokens + 1).images
     with TemporaryDirectory(dir=folder) as new:  # the old ones stay if this fails

@@ -1,7 +1,7 @@
 """Train a transformer in TensorFlow, on one GPU or with MirroredStrategy.
 
-    sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow/single.py  # one GPU
-    sbatch jobscript_tensorflow.sh tensorflow/mirrored_strategy.py  # two GPUs
+    sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow_scripts/single.py  # one GPU
+    sbatch jobscript_tensorflow.sh tensorflow_scripts/mirrored_strategy.py  # two GPUs
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
@@ -29,16 +29,13 @@ def main():
     add("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
 
-    devices = get_devices(cores=2)  # MIRRORED: all GPUs, or else 2 CPU cores
-    strategy = tf.distribute.MirroredStrategy(devices)  # MIRRORED: a replica on each
+    devices = get_devices(cores=1)[:1]
     tf.keras.utils.set_random_seed(args.seed)
-    with strategy.scope():  # MIRRORED: mirrors its variables on all GPUs
-        model = make_model(args)  # MIRRORED: built and compiled in the scope
-    replicas = strategy.num_replicas_in_sync  # MIRRORED: the number of GPUs
+    model = make_model(args)
 
     dataset = random_sequences(args.sequences, args.length)
     dataset = dataset.shuffle(args.sequences, seed=args.seed)
-    batch_size = args.batch_size * replicas  # MIRRORED: fit() splits each batch
+    batch_size = args.batch_size
     dataset = dataset.batch(batch_size, drop_remainder=True)
     report = Report(args, dataset, len(devices))
     model.fit(

@@ -1,6 +1,6 @@
 """Train a transformer in TensorFlow with MultiWorkerMirroredStrategy on two nodes.
 
-    sbatch jobscript_tensorflow_2nodes.sh tensorflow/multi_worker_mirrored.py
+    sbatch jobscript_tensorflow_2nodes.sh tensorflow_scripts/multi_worker_mirrored.py
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
