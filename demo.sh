@@ -16,7 +16,7 @@ train() {
 "${PYTHON[@]}" sample_data.py
 export DATADIR=../data/sample
 if has_driver; then
-    gpus=$("${PYTHON[@]}" -c "from common.device import count_gpus; print(count_gpus())")
+    gpus=$("${PYTHON[@]}" -c "import torch; print(torch.accelerator.device_count())")
 fi
 if ((gpus == 1)); then
     train run.sh pytorch_dvc_cnn_pretrained.py

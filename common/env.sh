@@ -52,7 +52,7 @@ set_gpus() {
     GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
     if [[ ! ${SLURM_JOB_ID:-} ]] && has_driver; then
         local here wanted=$((GPUS * ${2:-1}))
-        here=$("${PYTHON[@]}" -c "from common.device import count_gpus; print(count_gpus())")
+        here=$("${PYTHON[@]}" -c "import torch; print(torch.accelerator.device_count())")
         if ((here < wanted)); then
             echo "GPUs here: $here, wanted: $wanted. This runs on CPU cores: add the small" \
                 "options of the README" >&2
