@@ -31,12 +31,7 @@ LINKS, PEAK = {"PCIe 4": 31e9, "NVLink 3": 300e9}, 156e12
 def make_models():
     """Return {name: (model, inputs, targets)} with a global batch for two GPUs."""
     with torch.device("meta"):
-        convolutions = (
-            nn.Conv2d(1, 32, 3),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 3),
-            nn.ReLU(),
-        )
+        conv = nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()
         head = nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Linear(128, 10)
         tokens = torch.zeros(2 * 16, 256, dtype=torch.long)
         labels = torch.zeros(2 * 128, dtype=torch.long)
@@ -45,7 +40,7 @@ def make_models():
             "transformer": (Transformer(), tokens, tokens),
             "ResNet-152": (resnet152(num_classes=100), photos, labels),
             "MNIST": (
-                nn.Sequential(*convolutions, nn.MaxPool2d(2), *head),
+                nn.Sequential(*conv, nn.MaxPool2d(2), *head),
                 digits,
                 labels,
             ),
@@ -106,10 +101,9 @@ def time_replicate(model, repeats=5):
 
 
 def main():
-    rows, models = {}, make_models().items()
-    for name, (model, inputs, targets) in tqdm(
-        models, "counting", leave=False, disable=None
-    ):
+    rows, models = {}, make_models()
+    bar = tqdm(models.items(), "counting", leave=False, disable=None)
+    for name, (model, inputs, targets) in bar:
         with FlopCounterMode(display=False) as counter:
             _, copied = step(model, inputs, targets)
         # On two GPUs, an all-reduce sends all gradients each way.

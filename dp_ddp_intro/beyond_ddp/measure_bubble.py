@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from contextlib import redirect_stdout
+from io import StringIO
 from tempfile import TemporaryDirectory
 
 import pipeline
@@ -72,7 +73,7 @@ def measure_waiting(options, device):
     passes, make_schedule = [], pipeline.make_schedule
     pipeline.make_schedule = make_timed_schedule
     sys.argv = ["pipeline", *options]
-    with redirect_stdout(None):
+    with redirect_stdout(StringIO()):
         pipeline.main()
     pipeline.make_schedule = make_schedule
     waiting = [1 - busy / step for busy, step in zip(work, steps, strict=True)]
@@ -116,8 +117,8 @@ def main():
         for name, v in SCHEDULES.items():
             cells = []
             for m in micro_batches:
-                own = [f"--schedule={name}", f"--micro-batches={m}", "--epochs=1"]
-                measured = measure_waiting(options + own, device)
+                more = [f"--schedule={name}", f"--micro-batches={m}", "--epochs=1"]
+                measured = measure_waiting(options + more, device)
                 cells.append(
                     f"m = {m}: {measured:.2f} ({(p - 1) / (v * m + p - 1):.2f})"
                 )

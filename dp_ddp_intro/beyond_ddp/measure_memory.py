@@ -11,6 +11,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -62,9 +63,7 @@ def calculate(script, args, ranks):
         # Not split: norms, biases of row-wise matrices, embedding and head.
         whole, tp_size = embedding + head + args.layers * 6 * args.width, group
         split, tokens = total - whole, tokens * group
-    if (
-        strategy == "pipeline"
-    ):  # the first stage, which holds one micro-batch per stage
+    if strategy == "pipeline":  # the first stage: it holds a micro-batch per stage
         blocks = args.layers // ranks
         split = group * (embedding + blocks * block)
         tokens = tokens * ranks // args.micro_batches
@@ -102,7 +101,7 @@ def measure(script, options, gpus_per_node, device):
     hook = register_optimizer_step_post_hook(tracker.after_step)
     os.environ["LOCAL_WORLD_SIZE"] = str(gpus_per_node)
     saved = torch.autograd.graph.saved_tensors_hooks(tracker.pack, unpack)
-    with redirect_stdout(None), saved, tracker:
+    with redirect_stdout(StringIO()), saved, tracker:
         module.main()
     hook.remove()
     sent = torch.tensor(tracker.sent / (tracker.steps - 1), device=device)
@@ -126,10 +125,8 @@ def main():
     rank, local_rank, ranks = get_ranks()
     if ranks % 2:
         raise UserError(f"{ranks} processes cannot be two equal nodes; use GPUS=2")
-    args.layers, args.heads = (
-        args.layers or max(4, ranks),
-        args.heads or max(4, ranks),
-    )
+    args.layers = args.layers or max(4, ranks)
+    args.heads = args.heads or max(4, ranks)
     gpus_per_node = os.environ["LOCAL_WORLD_SIZE"]
     sys.path.append(str(Path(__file__).resolve().parent.parent))  # for ddp.py
     device = get_device(local_rank)
@@ -152,10 +149,10 @@ def main():
         bar = tqdm(STRATEGIES.items(), "scripts", leave=False, disable=hide)
         for script, (strategy, _) in bar:
             batches = STEPS * (ACCUMULATE if script == "accumulate" else 1)
-            own = [f"--sequences={batches * args.batch_size * ranks}", "--epochs=1"]
-            own += EXTRA_OPTIONS.get(script, [])
+            more = [f"--sequences={batches * args.batch_size * ranks}", "--epochs=1"]
+            more += EXTRA_OPTIONS.get(script, [])
             node = 2 if strategy == "HSDP" else gpus_per_node
-            measured = measure(script, options + own, node, device)
+            measured = measure(script, options + more, node, device)
             pairs = zip(measured, calculate(script, args, ranks), strict=True)
             cells = [f"{a / 1e6:9.3f} {b / 1e6:<8.3f}" for a, b in pairs]
             rank0_print(f"{script:16}" + "".join(cells))

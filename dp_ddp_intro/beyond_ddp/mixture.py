@@ -61,8 +61,8 @@ class Mixture(nn.Module):
 
         counts (ranks, experts): how many tokens each rank sends to each expert.
         """
-        rank, world_size, own = dist.get_rank(), len(counts), len(self.experts)
-        counts = counts.view(world_size, world_size, own)  # from, to, expert there
+        rank, world_size, count = dist.get_rank(), len(counts), len(self.experts)
+        counts = counts.view(world_size, world_size, count)  # from, to, expert there
         to_ranks = counts[rank].sum(1).tolist()
         from_ranks = counts[:, rank].sum(1).tolist()
         arrived = AllToAll.apply(tokens, to_ranks, from_ranks)
@@ -71,8 +71,8 @@ class Mixture(nn.Module):
         sizes = counts[:, rank].flatten().tolist()
         pieces = [*arrived.split(sizes)]
         for e, expert in enumerate(self.experts):
-            results = expert(torch.cat(pieces[e::own]))
-            pieces[e::own] = results.split(sizes[e::own])
+            results = expert(torch.cat(pieces[e::count]))
+            pieces[e::count] = results.split(sizes[e::count])
         return AllToAll.apply(torch.cat(pieces), from_ranks, to_ranks)
 
 
@@ -107,14 +107,14 @@ def make_experts(args, rank, world_size):
     Each rank draws all of them and keeps its own. As all have the same seed, no two
     experts are equal, and none depends on the number of ranks.
     """
-    width, own = args.width, args.experts // world_size
+    width, count = args.width, args.experts // world_size
     experts = [
         nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
         for _ in range(args.experts)
     ]
-    return nn.ModuleList(experts[rank * own : (rank + 1) * own])
+    return nn.ModuleList(experts[rank * count : (rank + 1) * count])
 
 
 def find_mixtures(model):

@@ -53,14 +53,14 @@ class RingAttention(torch.autograd.Function):
                 dkv[0], dkv[1] = dscores.mT @ q, weights.mT @ grad
             # Gradients of keys and values follow these round, and come home at last.
             if source == rank:
-                own = dkv
+                home = dkv
             elif travelling is None:
                 travelling = dkv
             else:
                 travelling = receive(send_on(travelling)) + dkv
         if travelling is not None:
-            own += receive(send_on(travelling))
-        return dq, *own
+            home += receive(send_on(travelling))
+        return dq, *home
 
 
 def all_parts(kv):

@@ -105,12 +105,12 @@ def format_totals(parts, args):
     """Return the cells of TOTALS, with "fits" beside a total that does."""
     if not parts:
         return f"{'-':>5}{'-':>10}{'-':>11}"
-    text = ""
-    for kind in ("activations", "recomputed"):
-        total = parts[kind] + sum(parts[part] for part in PARTS)
+    cells = ""
+    for activations in ("activations", "recomputed"):
+        total = parts[activations] + sum(parts[part] for part in PARTS)
         fits = total <= USABLE * args.memory * 1e9
-        text += f"{format_gb(total):>5} {'fits' * fits:4}"
-    return f"{text}{format_gb(parts['sent']):>6}"
+        cells += f"{format_gb(total):>5} {'fits' * fits:4}"
+    return f"{cells}{format_gb(parts['sent']):>6}"
 
 
 def print_overview(names, args):
@@ -155,10 +155,10 @@ def print_block_times(shape, args):
         (f"TP {group}, both passes", reduced, 3 * work / group),
     ]
     print(f"One block, {tokens} tokens, GPUs: {n}. GB sent; ms at an H100's peak")
-    for what, sent, seconds in lines[: 3 if shape.heads % group else 4]:
+    for name, sent, seconds in lines[: 3 if shape.heads % group else 4]:
         times = [f"{1e3 * t:.2f}" for t in (sent / NVLINK, sent / NDR, seconds)]
-        text = "{}: {} by NVLink, {} by NDR; arithmetic {}"
-        print(f"{what:17}", text.format(format_gb(sent), *times))
+        line = "{}: {} by NVLink, {} by NDR; arithmetic {}"
+        print(f"{name:17}", line.format(format_gb(sent), *times))
 
 
 def main():
@@ -212,4 +212,4 @@ def main():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback with `| head`
-    main()
+    run(main)

@@ -1,32 +1,43 @@
-"""Train a transformer in TensorFlow, on one GPU or with MirroredStrategy.
+"""MirroredStrategy: one TensorFlow process for all GPUs of a node.
 
-    sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow_scripts/single.py  # one GPU
-    sbatch jobscript_tensorflow.sh tensorflow_scripts/mirrored_strategy.py  # two GPUs
+    sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow_scripts/single.py
+    sbatch jobscript_tensorflow.sh tensorflow_scripts/mirrored_strategy.py
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
 
+import argparse
+
 import tensorflow as tf
 
-from common.cli import OptionParser, at_least
+from common.errors import run
 from dataset import random_sequences
 from model import make_model
 from report import Report, get_devices
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("--epochs", type=at_least(1), default=4, help="epochs")
-    add("--sequences", type=at_least(1), default=1024, help="sequences to train on")
-    add("--batch-size", type=at_least(1), default=16, help="sequences per GPU")
-    add("--lr", type=at_least(0.0), default=0.0003, help="learning rate")
-    add("--layers", type=at_least(1), default=12, help="transformer layers")
-    add("--width", type=at_least(1), default=768, help="embedding dimension")
-    add("--heads", type=at_least(1), default=12, help="attention heads")
-    add("--length", type=at_least(1), default=256, help="tokens per sequence")
-    add("--verbose", action="store_true", help="print the shape of each input")
-    add("--seed", type=int, default=0, help="random seed")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument(
+        "--sequences", type=int, default=1024, help="sequences to train on"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="sequences per GPU"
+    )
+    parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
+    parser.add_argument("--layers", type=int, default=12, help="transformer layers")
+    parser.add_argument("--width", type=int, default=768, help="embedding dimension")
+    parser.add_argument("--heads", type=int, default=12, help="attention heads")
+    parser.add_argument(
+        "--length", type=int, default=256, help="tokens per sequence"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="print the shape of each input"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
 
     devices = get_devices(cores=2)  # MIRRORED: all GPUs, or else 2 CPU cores
@@ -47,4 +58,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,14 +6,8 @@ import keras
 import tensorflow as tf
 from keras import Input, Model, layers, losses, optimizers
 
-from common.cli import UserError
+from common.errors import UserError
 from dataset import VOCABULARY
-
-if keras.__version__ < "3":
-    raise UserError(
-        f"TensorFlow {tf.__version__} is too old: this needs 2.16 or later; run "
-        "`make venv-tensorflow`, or load a newer module"
-    )
 
 
 def print_input_size(tokens):
@@ -46,8 +40,13 @@ def make_model(args):
     """Return a compiled model that maps tokens to logits of the next ones.
 
     args: the options layers, width, heads, length, lr and verbose. Raises UserError
-    if width is not divisible by heads.
+    if width is not divisible by heads, or if TensorFlow is too old.
     """
+    if keras.__version__ < "3":
+        raise UserError(
+            f"TensorFlow {tf.__version__} is too old: run `make venv-tensorflow`, "
+            "or load a module with 2.16 or later"
+        )
     width, heads = args.width, args.heads
     if width % heads:
         raise UserError(

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import resource
-import signal
 import statistics
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 import tensorflow as tf
 from keras import callbacks
 
-from common.cli import UserError, append_line, check_appendable
+from common.errors import UserError
 
 RESULTS = "logs/results.jsonl"
 
@@ -52,34 +51,32 @@ class Report(callbacks.Callback):
                 f"{args.sequences} sequences do not fill a batch of {batch}; use "
                 f"--sequences {batch}"
             )
-        if self.enabled:
-            check_appendable(RESULTS)
-        device, processor = "CPU core", "CPU core"
+        self.device, processor = "CPU core", "CPU core"
         for gpu in tf.config.list_physical_devices("GPU")[:1]:
             details = tf.config.experimental.get_device_details(gpu)
-            device, processor = details["device_name"], "GPU"
+            self.device, processor = details["device_name"], "GPU"
         self.fields = {
-            "script": Path(sys.argv[0]).stem,
+            "script": sys.argv[0],
             "gpus": replicas,
             "nodes": nodes,
-            "device": f"{device} (TensorFlow)",
-            "batch_per_gpu": args.batch_size,
-            "batch": batch,
+            "device": f"{self.device} (TensorFlow)",
+            "cpus": os.cpu_count(),
+            "tensorflow": tf.__version__,
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
             "options": vars(args),
             "unit": "tokens",
-            "tokens_per_epoch": self.tokens,
+            "per_epoch": self.tokens,
         }
-        self.print("{script} on {gpus} x {device}".format(**self.fields))
+        self.print(
+            f"{Path(sys.argv[0]).stem} on {replicas} x {self.fields['device']}"
+        )
         total = f"{replicas} {processor}{'s' if replicas > 1 else ''} = {batch}"
         self.print(f"Batch size: {args.batch_size} per {processor} x {total}")
-        self.seconds, self.start = [], time.perf_counter()
+        self.seconds, self.ends, self.start = [], [], time.perf_counter()
 
     def print(self, line, end="\n"):
         if self.enabled:
-            try:
-                print(line, end=end, flush=True)
-            except BrokenPipeError:  # the reader is gone, as with `| head -1`
-                os._exit(128 + signal.SIGPIPE)
+            print(line, end=end, flush=True)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch_start = self.last_printed = time.perf_counter()
@@ -101,6 +98,7 @@ class Report(callbacks.Callback):
         if not math.isfinite(logs["loss"]):
             raise UserError(f"the loss is {logs['loss']}: use a smaller --lr")
         self.seconds.append(time.perf_counter() - self.epoch_start)
+        self.ends.append(time.time())
         seconds, self.accuracy = self.seconds[-1], 100 * logs["accuracy"]
         speed = f"{seconds:.1f} s, {self.tokens / seconds:.1f} tokens/s"
         trained = f"train loss {logs['loss']:.4g} accuracy {self.accuracy:.4g} %"
@@ -116,18 +114,17 @@ class Report(callbacks.Callback):
             memory = tf.config.experimental.get_memory_info("GPU:0")["peak"]
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        cpu = "".join(file.read_text() for file in Path("/proc").glob("cpuinfo"))
-        cpu = cpu.partition("model name\t: ")[2].split("\n")[0] or os.uname().machine
+        cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2]
         self.fields |= {
+            "cpu": cpu.partition("\n")[0],
             "seconds_per_epoch": seconds,
-            "tokens_per_second": self.tokens / seconds,
-            "training_seconds": time.perf_counter() - self.start,
-            "accuracy": self.accuracy,
             "peak_memory_gb": memory / 1e9,
-            "tensorflow": tf.__version__,
-            "cpu": cpu,
-            "cpus": os.cpu_count(),
-            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "epoch_ends": self.ends,  # seconds since 1970
+            "finished": time.strftime("%FT%T%z"),
+            "accuracy": self.accuracy,
+            "training_seconds": time.perf_counter() - self.start,
         }
-        append_line(RESULTS, json.dumps(self.fields))
+        os.makedirs("logs", exist_ok=True)
+        with open(RESULTS, "a") as file:
+            file.write(json.dumps(self.fields) + "\n")
         self.print(f"Result added to {RESULTS}")
