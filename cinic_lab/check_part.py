@@ -29,7 +29,6 @@ from torch.utils.data import Subset
 from torch.utils.tensorboard import SummaryWriter
 
 import dataset
-from common.device import count_gpus
 from common.errors import UserError, run
 
 BATCH, STEPS = 16, 6  # images per GPU, steps per epoch
@@ -71,12 +70,12 @@ def record_layer(layer, inputs, output):
 def record_log(data, step=None, **_):
     """Stand in for wandb.log(); without a step, W&B counts the calls."""
     if not isinstance(data, dict):
-        raise UserError(f"wandb.log({data!r}); give it a dict of names and numbers")
+        raise UserError(f"wandb.log({data!r}): give it a dict of names and numbers")
     for name in data:
         curves[name].append(wandb.log.call_count if step is None else step)
 
 
-# Each check yields (whether it is there, what, what to do if it is missing).
+# Each check yields (whether a feature is there, its name, what to do if it isn't).
 
 
 def check_amp(gpus):
@@ -160,11 +159,10 @@ def main():
     parser.add_argument("part", choices=CHECKS, help="feature to check")
     parser.add_argument("script", help="script to check")
     args = parser.parse_args()
-    script, gpus, missing = Path(args.script).resolve(), count_gpus(), 0
+    script, missing = Path(args.script).resolve(), 0
+    gpus = torch.accelerator.device_count()
     if not script.is_file():
-        raise UserError(
-            f"no script {args.script}; copy the one that README.md names"
-        )
+        raise UserError(f"no {args.script}: copy the script that README.md names")
     size = BATCH * STEPS * max(1, gpus)
     sets = dataset.cinic()
     few = [range(0, len(part), max(1, len(part) // size))[:size] for part in sets]
@@ -186,10 +184,11 @@ def main():
             if end.code:
                 sys.exit(f"{args.script} failed with {end.code}; run it alone first")
         if not layers["training"]:
-            raise UserError(f"{args.script} trains no ResNet; copy cinic.py first")
-        for found, what, advice in CHECKS[args.part](gpus):
-            missing += not found
-            print(f"found    {what}" if found else f"missing  {what}: {advice}")
+            raise UserError(f"{args.script} trains no ResNet: copy cinic.py first")
+        for present, feature, advice in CHECKS[args.part](gpus):
+            missing += not present
+            line = f"missing  {feature}: {advice}"
+            print(f"found    {feature}" if present else line)
     if missing:
         print(f"{missing} missing in {args.script}")
         sys.exit(1)

@@ -21,13 +21,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import RandomSampler
 
-from common.checkpoint import check_writable
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, pick_dtype  # AMP: 16-bit types
 from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
-from common.optimizer import init_momentum
 from dataset import MEAN, STD, cinic, crop_and_flip
 from state import TrainingState
 from topk import top1_top5
@@ -51,54 +49,51 @@ class Classifier(nn.Module):
             return self.resnet(x).float()  # AMP: 16 bits within, 32 for the loss
 
 
-def train(args, model, state, loader, device, log):
+def train(model, loader, optimizer, device, args, state, log):
     """Train for one epoch; return when the device has finished."""
     model.train()
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
-    epoch, batches, data_time = state.epoch + 1, len(loader), 0.0
+    epoch, num_steps, data_time = state.epoch, len(loader), 0.0
     start = step_end = time.perf_counter()
-    for batch, (images, labels) in enumerate(
-        log.progress(loader, "training"), start=1
-    ):
+    batches = log.progress(loader, "training")
+    for step, (images, labels) in enumerate(batches, start=1):
         data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
         loss = F.cross_entropy(scores, labels)
-        state.optimizer.zero_grad()
-        state.scaler.scale(loss).backward()  # AMP: or fp16 gradients underflow
-        state.scaler.step(state.optimizer)  # AMP: unscales; skips inf and NaN
+        optimizer.zero_grad()
+        # AMP: scales the loss so fp16 gradients do not underflow
+        state.scaler.scale(loss).backward()
+        state.scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
         state.scaler.update()
         sums += batch_sums(loss, *top1_top5(scores, labels))
-        if batch % args.log_interval == 0 or batch == batches:
+        if step % args.log_interval == 0 or step == num_steps:
+            # .item() waits for the GPU: not in every step
             total += sums
             sums.zero_()
-            # Reading a number waits for the device: not in every step.
-            shown = to_metrics(total, "acc1", "acc5")
+            metrics = to_metrics(total, "acc1", "acc5", training=True)
             seconds = time.perf_counter() - start
             log.print(
-                f"Epoch: [{epoch}][{batch}/{batches}]  Time {seconds / batch:.3f}  "
-                f"Data {data_time / batch:.3f}  Loss {shown['loss']:.4f}  "
-                f"Acc@1 {shown['acc1']:.2f}  Acc@5 {shown['acc5']:.2f}"
+                f"Epoch: [{epoch}][{step}/{num_steps}]  Time {seconds / step:.3f}  "
+                f"Data {data_time / step:.3f}  Loss {metrics['loss']:.4f}  "
+                f"Acc@1 {metrics['acc1']:.2f}  Acc@5 {metrics['acc5']:.2f}"
             )
         step_end = time.perf_counter()
-    state.scheduler.step()
 
 
 @torch.no_grad()
-def evaluate(model, loader, device, log):
+def evaluate(model, loader, device):
     """Return the mean loss and the two accuracies in %."""
     model.eval()
     sums = torch.zeros(4, device=device)
-    for images, labels in log.progress(loader, "training"):
+    for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(images)
         loss = F.cross_entropy(scores, labels)
         sums += batch_sums(loss, *top1_top5(scores, labels))
-    val_metrics = to_metrics(sums, "acc1", "acc5")
-    log.print(f" * Acc@1 {val_metrics['acc1']:.2f}  Acc@5 {val_metrics['acc5']:.2f}")
-    return val_metrics
+    return to_metrics(sums, "acc1", "acc5")
 
 
 def main():
@@ -112,21 +107,14 @@ def main():
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument(
-        "--log-interval",
-        type=int,
-        default=50,
-        help="steps between log lines",
+        "--log-interval", type=int, default=50, help="steps between log lines"
     )
     parser.add_argument(
         "--resume", metavar="FILE", help="checkpoint to resume (default: none)"
     )
     parser.add_argument("--seed", type=int, default=1, help="random seed")
-    # AMP: fp32 turns it off, for comparison
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)"
-    )
+    parser.add_argument("--dtype", choices=DTYPES, help="precision")  # AMP: optional
     args = parser.parse_args()
-    check_writable(TrainingState.LATEST)
 
     device = get_device()
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
@@ -144,29 +132,33 @@ def main():
     sampler = RandomSampler(train_set)
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)
-    optimizer = torch.optim.SGD(
-        model.parameters(), args.lr, 0.9, weight_decay=1e-4, fused=True
-    )
-    init_momentum(optimizer)
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
-    fp16 = dtype == torch.float16  # AMP: the only type that needs scaling
-    state.scaler = torch.GradScaler(device.type, enabled=fp16)
+    log.print(f"Autocast dtype: {dtype}")  # AMP: only fp16 needs a scaler
+    state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if args.resume is not None:
         state.resume(args.resume)
     start = time.perf_counter()
-    while state.epoch < args.epochs:
+    for epoch in range(state.epoch + 1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        train(args, model, state, loader, device, log)
+        state.epoch = epoch
+        train(model, loader, optimizer, device, args, state, log)
         seconds = time.perf_counter() - epoch_start
-        val_metrics = evaluate(model, val_loader, device, log)
-        state.save(state.epoch + 1, val_metrics["acc1"])
-        log.epoch(state.epoch, len(train_set), seconds)
+        scheduler.step()
+        val_metrics = evaluate(model, log.progress(val_loader, "validation"), device)
+        acc1, acc5 = val_metrics["acc1"], val_metrics["acc5"]
+        log.print(f" * Acc@1 {acc1:.2f}  Acc@5 {acc5:.2f}")
+        state.save(acc1)
+        log.epoch(epoch, len(train_set), seconds)
     training_seconds = time.perf_counter() - start
-    log.print(
-        f"Total training time: {training_seconds:.1f} s; best Acc@1: {state.best:.2f}"
+    log.print(f"Total training time: {training_seconds:.1f} s")
+    log.print(f"Best Acc@1: {state.best_accuracy:.2f}")
+    log.write_result(
+        accuracy=acc1,
+        training_seconds=training_seconds,
+        gradient_bytes=sum(p.nbytes for p in model.parameters()),
     )
-    log.write_result(accuracy=val_metrics["acc1"], training_seconds=training_seconds)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from common.data import load_prepared
 
-# Image files: DATADIR/NAME/RAW/SPLIT/CLASS/*, SIZE x SIZE pixels.
+# Images are DATADIR/NAME/RAW/SPLIT/CLASS/*, SIZE x SIZE pixels.
 NAME, RAW, SIZE = "CINIC", "CINIC-10", 32
 SPLITS = "train", "valid", "test"
 CLASSES = (
@@ -22,7 +22,7 @@ def cinic():
 
     Images are uint8 (N, 3, 32, 32). Raises UserError if they are missing.
     """
-    return load_prepared(NAME, SPLITS, SIZE, len(CLASSES))
+    return load_prepared(NAME, *SPLITS)
 
 
 def crop_and_flip(images, padding=4):

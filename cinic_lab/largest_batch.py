@@ -18,7 +18,6 @@ import torch
 from common.device import DTYPES, get_device, pick_dtype
 from common.errors import UserError, run
 from common.log import RunLog, peak_memory
-from common.optimizer import init_momentum
 from state import TrainingState
 
 STEPS = 5
@@ -33,10 +32,7 @@ def train(script, arch, batch_size, device, dtype):
     autocast = {"dtype": dtype} if dtype else {}  # cinic.py has none
     model = script.Classifier(arch, **autocast)
     model = model.to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(
-        model.parameters(), 0.1, 0.9, weight_decay=1e-4, fused=True
-    )
-    init_momentum(optimizer)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     args = Namespace(log_interval=STEPS, batch_size=batch_size)
     state = TrainingState(args, model, optimizer, scheduler, device)
@@ -44,13 +40,13 @@ def train(script, arch, batch_size, device, dtype):
     images = torch.zeros(batch_size, 3, 32, 32, dtype=torch.uint8, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)
     log = RunLog(args, device, enabled=False)
-    for steps in (2, STEPS):
+    for num_steps in (2, STEPS):
         torch.get_device_module(device).reset_peak_memory_stats(device)
         start = time.perf_counter()
-        batches = [(images, labels)] * steps
-        script.train(args, model, state, batches, device, log)
+        batches = [(images, labels)] * num_steps
+        script.train(model, batches, optimizer, device, args, state, log)
     seconds = time.perf_counter() - start
-    return steps * batch_size / seconds, peak_memory(device)
+    return num_steps * batch_size / seconds, peak_memory(device)
 
 
 def largest_batch(attempt, limit):
@@ -87,7 +83,7 @@ def main():
         "--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)"
     )
     parser.add_argument(
-        "--max-batch-size", type=int, default=2**20, help="upper limit"
+        "--max-batch-size", type=int, default=2**20, help="largest batch to try"
     )
     args = parser.parse_args()
     device = get_device()
@@ -104,8 +100,8 @@ def main():
 
         def attempt(batch_size, script=script):
             gpu.empty_cache()
-            chosen = dtype if script is cinic_amp else None
-            speed, memory = train(script, args.arch, batch_size, device, chosen)
+            autocast = dtype if script is cinic_amp else None
+            speed, memory = train(script, args.arch, batch_size, device, autocast)
             print(f"{batch_size:7} {speed:10.1f} images/s {memory / 1e9:7.2f} GB")
 
         largest = largest_batch(attempt, args.max_batch_size)

@@ -1,18 +1,18 @@
-"""Synthetic data in place of CINIC-10, in its folders and format.
+"""Makes synthetic images, in CINIC-10's folders and format.
 
     python sample_data.py [--to FOLDER] [--scale 0.1]
 
-It goes to data/sample in the repository and is the same every time.
+They go to data/sample in the repository and are the same every time.
 """
 
 import colorsys
 
 import numpy as np
 from PIL import ImageOps
+from tqdm import tqdm
 
-from common.data import prepared_file
 from common.errors import run
-from common.prepare import find_image_root, prepare, progress_bar
+from common.prepare import prepare
 from common.synthetic import background, make_synthetic_data
 from dataset import CLASSES, NAME, RAW, SIZE, SPLITS
 
@@ -25,25 +25,20 @@ def make_image(rng, label):
 
 
 def make_images(folder, scale):
-    """Write scale times 1,000 training, 200 validation and 200 test images."""
+    """Make 1,000 training, 200 validation and 200 test images, times scale."""
     for split, images in {"train": 1000, "valid": 200, "test": 200}.items():
-        for label, name in enumerate(CLASSES):
+        classes = tqdm(CLASSES, split, leave=False, disable=None)
+        for label, name in enumerate(classes):
             target = folder / RAW / split / name
-            target.mkdir(parents=True)
-            count = max(1, round(images * scale / 10))
-            for i in progress_bar(range(count), f"{split} {name}"):
+            target.mkdir(parents=True, exist_ok=True)
+            for i in range(max(1, round(images * scale / 10))):
                 rng = np.random.default_rng([len(split), ord(split[0]), label, i])
                 make_image(rng, label).save(target / f"{split}-{i}.png")
-
-
-def prepare_images(folder):
-    if not prepared_file(folder, SPLITS[-1], SIZE).exists():
-        source = find_image_root(folder, SPLITS[0], CLASSES[0])
-        prepare(source, folder, SPLITS, CLASSES, SIZE)
+    prepare(folder / RAW, folder, SPLITS, SIZE)
 
 
 def main():
-    make_synthetic_data(__doc__, NAME, make_images, prepare_images)
+    make_synthetic_data(__doc__, NAME, SPLITS, make_images)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""What a job needs that Slurm stops and starts again."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from common.log import rank0_print
+from state import TrainingState, gather_from_ranks
+
+EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch
+
+
+def find_checkpoint(folder):
+    """Return the newest checkpoint of this job if Slurm restarted it, else None.
+
+    folder: of this run. Its name begins with the script and the job, as do those of
+    the job's earlier runs.
+    """
+    files = []
+    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+        job = os.environ["SLURM_JOB_ID"]
+        script = folder.name.partition(f"-{job}-")[0]
+        files = folder.parent.glob(f"{script}-{job}-*/{TrainingState.LATEST}")
+    newest = max(files, key=os.path.getmtime, default=None)
+    return gather_from_ranks(newest)[0]
+
+
+def stop_requested(device):
+    """Return 1.0 on the device if run-requeue.sh created STOP_FILE, else 0.0."""
+    requested = os.path.exists(os.environ.get("STOP_FILE", ""))
+    return torch.tensor(float(requested), device=device)
+
+
+def exit_early(epoch):
+    """Exit with EXIT_REQUEUE: this run can be resumed."""
+    file = TrainingState.LATEST
+    rank0_print(f"Stopped after epoch {epoch}: use --resume {file}")
+    gather_from_ranks(None)  # torchrun ends all ranks when one exits
+    dist.destroy_process_group()
+    sys.exit(EXIT_REQUEUE)
