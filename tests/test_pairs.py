@@ -10,16 +10,16 @@ from conftest import REPOSITORY
 from pairs import PAIRS
 
 SCRIPTS = sorted({script for pair in PAIRS for script in pair[:2]})
-WRAP = "ddp_model = torch.nn.parallel.DistributedDataParallel(model)  # DDP: kept"
 SHARD = "a shard per rank"
 NO_COUNTERPART = {
     "from dataset import random_sequences",  # a stream has no data set
     "train_set = random_sequences(args.sequences, args.length)",
     f"sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: {SHARD}",
     "model = make_model(args)",  # TensorFlow's scope is opened around it
-    f"{WRAP} in sync",  # LocalSGD has no wrapper
+    "ddp_model = torch.nn.parallel.DistributedDataParallel(model)",  # LocalSGD
 }
-# The DDP lines of all pairs are one block: each of these statements has one comment.
+# The DDP lines of all pairs are one block: each of these statements has one comment,
+# on its line or above it.
 CANONICAL = (
     "import torch.distributed",
     "from torch.utils.data import",
@@ -32,7 +32,6 @@ CANONICAL = (
     r".* = DistributedSampler\(",
     r".*\.set_epoch\(",
     r"(.* = )?train\(",
-    r".* = range\(",
     r".* = Subset\(",
     r"dist\.all_reduce\(",
     r"ddp_model\.broadcast_buffers",
@@ -73,9 +72,9 @@ def first_names(row, tag):
     row = row.strip().removeprefix(f"# {tag}: ")
     if setting := re.match(r"([\w., ]+?) = ", row):
         return {*setting[1].split(", ")}
-    begins = re.match(r"(?:from )?([\w.]+)", row)[1]
+    begins = re.match(r"(?:from )?\W*([\w.]+)?", row)[1]
     code = row.split("#")[0]
-    if begins in kwlist:  # such as return
+    if begins in kwlist or "(" not in code:  # such as return, or arguments
         return {*re.findall(r"\w+", code)} - {*kwlist, "self"}
     return {begins, *re.findall(r"(\w+)\(", code)}
 
@@ -84,15 +83,17 @@ def first_names(row, tag):
 def test_a_changed_row_faces_its_counterpart(left, right, tag, most):
     for old, new in hunks(left, right):
         assert len(old) <= len(new), old
-        for one, other in zip(old, new, strict=False):
-            shared = first_names(one, tag) & first_names(other, tag)
-            assert shared or one.strip() in NO_COUNTERPART, f"{one}\n{other}"
+        names = [first_names(row, tag) for row in new if row.strip()]
+        for row in old:
+            if row.strip() not in NO_COUNTERPART and row.strip()[0] not in '#"':
+                assert first_names(row, tag) & set().union(*names), f"{row}\n{new}"
 
 
 @each_pair
 def test_every_hunk_explains_itself(left, right, tag, most):
     for _, new in hunks(left, right):
-        assert any(f"# {tag}: " in row for row in new), new
+        docstring = new[0].startswith('"""')  # its first line is the script's own
+        assert docstring or any(f"# {tag}: " in row for row in new), new
 
 
 @pytest.mark.parametrize("statement", CANONICAL)
@@ -100,10 +101,22 @@ def test_the_same_line_reads_the_same(statement):
     reasons = set()
     for script in SCRIPTS:
         text = (REPOSITORY / script).read_text()
-        for code, reason in re.findall(r"^ *(\S.*)  # DDP: (.+)$", text, re.M):
+        commented = re.findall(r"^ *(\S.*)  # DDP: (.+)$", text, re.M)
+        above = re.findall(r"^ *# DDP: (.+)\n *(.+)$", text, re.M)
+        for code, reason in commented + [pair[::-1] for pair in above]:
             if re.match(statement, code):
-                reasons.add(reason)
+                reasons.add(
+                    reason.partition(",")[0]
+                )  # "..., of what is trainable now"
     assert len(reasons) == 1, reasons
+
+
+def test_each_docstring_opens_with_a_line_of_its_own():
+    lessons = [script for script in SCRIPTS if "clinic" not in script]
+    openings = {
+        (REPOSITORY / script).read_text().split("\n")[0] for script in lessons
+    }
+    assert len(openings) == len(lessons)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -50,12 +50,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=4, help="epochs")
-    parser.add_argument(
-        "--sequences", type=int, default=1024, help="sequences to train on"
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=16, help="sequences per GPU"
-    )
+    parser.add_argument("--sequences", type=int, default=1024, help="data set size")
+    parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     parser.add_argument("--resume", metavar="DIR", help="checkpoint")  # DCP: to load
     # FSDP: gathers parameters in 16 bits; gradients keep 32
@@ -63,12 +59,8 @@ def main():
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
     parser.add_argument("--heads", type=int, default=12, help="attention heads")
-    parser.add_argument(
-        "--length", type=int, default=256, help="tokens per sequence"
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="print the shape of each input"
-    )
+    parser.add_argument("--length", type=int, default=256, help="sequence length")
+    parser.add_argument("--verbose", action="store_true", help="print input shapes")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes

@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: the ranks
-from common.errors import UserError, run
+from common.errors import UserError, run  # TP: if --tensor is wrong
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
@@ -49,12 +49,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=4, help="epochs")
-    parser.add_argument(
-        "--sequences", type=int, default=1024, help="sequences to train on"
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=16, help="sequences per GPU"
-    )
+    parser.add_argument("--sequences", type=int, default=1024, help="data set size")
+    parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     parser.add_argument("--tensor", type=int, default=2, help="TP degree")  # TP: t
     # FSDP: gathers parameters in 16 bits; gradients keep 32
@@ -62,12 +58,8 @@ def main():
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
     parser.add_argument("--heads", type=int, default=12, help="attention heads")
-    parser.add_argument(
-        "--length", type=int, default=256, help="tokens per sequence"
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="print the shape of each input"
-    )
+    parser.add_argument("--length", type=int, default=256, help="sequence length")
+    parser.add_argument("--verbose", action="store_true", help="print input shapes")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes

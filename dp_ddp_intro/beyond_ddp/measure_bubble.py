@@ -86,16 +86,12 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--batch-size", type=int, default=16, help="sequences per GPU"
-    )
+    parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     default = "default: 4, or 2 per GPU if that is more"
     parser.add_argument("--layers", type=int, help=f"transformer layers ({default})")
     parser.add_argument("--width", type=int, default=256, help="embedding dimension")
     parser.add_argument("--heads", type=int, default=4, help="attention heads")
-    parser.add_argument(
-        "--length", type=int, default=128, help="tokens per sequence"
-    )
+    parser.add_argument("--length", type=int, default=128, help="sequence length")
     parser.add_argument("--steps", type=int, default=6, help="steps per epoch")
     args = parser.parse_args()
     rank, local_rank, p = get_ranks()

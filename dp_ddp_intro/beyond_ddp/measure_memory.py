@@ -113,9 +113,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--batch-size", type=int, default=16, help="sequences per GPU"
-    )
+    parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     default = "default: 4, or 1 per GPU if that is more"
     parser.add_argument("--layers", type=int, help=f"transformer layers ({default})")
     parser.add_argument("--width", type=int, default=128, help="embedding dimension")

@@ -180,9 +180,7 @@ def main():
     parser.add_argument(
         "--length", type=int, help="tokens per sequence (default: the model's)"
     )
-    parser.add_argument(
-        "--batch-size", type=int, default=1, help="sequences per GPU"
-    )
+    parser.add_argument("--batch-size", type=int, default=1, help="batch per GPU")
     parser.add_argument(
         "--bits", type=int, choices=(16, 32), default=16, help="bits per activation"
     )
