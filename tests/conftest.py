@@ -12,10 +12,8 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import threading
-import traceback
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -28,44 +26,18 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ON_PATH = (REPOSITORY, REPOSITORY / "bench", REPOSITORY / "bench/predict")
 sys.path[:0] = map(str, ON_PATH)
 # The same on every machine: CPU cores, no job around, nobody's own settings.
-AROUND = (
-    "SLURM_",
-    "SBATCH_",
-    "TORCHELASTIC_",
-    "PET_",
-    "DDP_",
-    "NCCL_",
-    "GLOO_",
-    "MASTER_",
-)
-AROUND += (
-    "RANK",
-    "LOCAL_",
-    "WORLD_",
-    "GROUP_",
-    "GPUS",
-    "NODES",
-    "SITE",
-    "FRAMEWORK",
-    "DATADIR",
-)
-AROUND += "TORCH", "MALLOC_", "LINE_PROFILE"
-for variable in [v for v in os.environ if v.startswith(AROUND)]:
+AROUND = "SLURM_ SBATCH_ TORCH PET_ DDP_ NCCL_ GLOO_ MASTER_ RANK LOCAL_ WORLD_"
+AROUND += " GROUP_ GPUS NODES SITE FRAMEWORK DATADIR MALLOC_ LINE_PROFILE"
+for variable in [v for v in os.environ if v.startswith(tuple(AROUND.split()))]:
     del os.environ[variable]
 # By the second one env.sh sees no driver, also where a test sets the first.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
 if "TEST_ON_GPUS" not in os.environ:  # make test-gpu
     os.environ |= HIDDEN
 os.environ["OMP_NUM_THREADS"] = "1"
-path = [str(REPOSITORY / "tests/rules"), os.environ.get("PYTHONPATH", "")]
+path = [str(REPOSITORY / "tests/idle"), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-os.environ["DDP_TIMEOUT"] = "200"  # seconds; pytest itself may rest for longer
-from common import watchdog  # noqa: E402
-
-watchdog.heartbeat = watchdog.stop = lambda *_: None
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
-
-
 WITH_DATA = ("exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab")
 EXERCISES = (*WITH_DATA, "dp_ddp_intro", "clinic")
 loaded = {exercise: {} for exercise in (*EXERCISES, "dp_ddp_intro/beyond_ddp")}
@@ -110,7 +82,7 @@ def call(module, *options):
 @contextmanager
 def raises_user_error(words):
     """Expect a UserError in one line with these words."""
-    from common.cli import UserError
+    from common.errors import UserError
 
     with pytest.raises(UserError, match=words) as error:
         yield
@@ -149,32 +121,6 @@ def fake_gpus(monkeypatch):
     return fake
 
 
-def as_nobody(function):
-    """Call a function as user nobody, in a new process."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            function()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.fixture
-def public():
-    """Return a folder that every user may write to."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
-        yield Path(folder)
-
-
 def make_data(folder, scale, exercises=WITH_DATA):
     for exercise in exercises:
         call(load(exercise, "sample_data"), "--to", folder, "--scale", scale)
@@ -192,9 +138,7 @@ def copy_exercise(exercise, folder):
     for other in {"common", "bench"} - {exercise}:
         if not (folder / other).exists():
             (folder / other).symlink_to(REPOSITORY / other)
-    ignored = shutil.ignore_patterns(
-        "logs*", "__pycache__", "mnist_cnn.pt", "*.tar", "*.lprof"
-    )
+    ignored = shutil.ignore_patterns("logs*", "__pycache__", "mnist_cnn.pt", "*.tar")
     return shutil.copytree(
         REPOSITORY / exercise, folder / exercise, symlinks=True, ignore=ignored
     )

@@ -28,7 +28,7 @@ def server():
     context.set_forkserver_preload(PRELOADED)
     tests = REPOSITORY / "tests"
     with pytest.MonkeyPatch.context() as patch:  # where it finds what it imports
-        patch.setenv("PYTHONPATH", f"{tests}:{tests / 'rules'}")
+        patch.setenv("PYTHONPATH", f"{tests}:{tests / 'idle'}")
         forkserver.ensure_running()
     return context
 
@@ -42,18 +42,12 @@ def run_script(folder, script, options, env, patch):
     sys.stdout = sys.stderr = sys.__stderr__ = out
     sys.path.insert(0, str(script.parent))
     sys.argv = [script.name, *options]
-    try:
-        if patch is None:
-            runpy.run_path(str(script), run_name="__main__")
-        else:
-            module = importlib.import_module(script.stem)
-            patch(module, int(env.get("RANK", 0)))
-            module.main()
-    except SystemExit:
-        raise
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        raise
+    if patch is None:
+        runpy.run_path(str(script), run_name="__main__")
+    else:
+        module = importlib.import_module(script.stem)
+        patch(module, int(env.get("RANK", 0)))
+        module.main()
 
 
 class Run:

@@ -103,28 +103,19 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
 
     def check_device(local_rank=None):
         assert local_rank is None or local_rank == int(os.environ["LOCAL_RANK"])
+        torch.accelerator.device_count = lambda: 0
         return get_device(local_rank)
 
-    def check_save(*args):
+    def check_save(*args, **options):
         assert rank == 0, "only rank 0 writes"
-        save(*args)
+        save(*args, **options)
 
-    def note(name):
-        function = getattr(module, name)
-
-        def wrapper(*args):
-            result = function(*args)
-            seen["means"].append(
-                {**result} if name == "to_metrics" else {"loss": result}
-            )
-            return result
-
-        setattr(module, name, wrapper)
+    def recording_metrics(*args, **options):
+        seen["means"].append(to_metrics(*args, **options))
+        return {**seen["means"][-1]}
 
     def recording_train(*args):
         result = train(*args)
-        if isinstance(result, float):  # the last batch's loss
-            seen["means"].append({"loss": result})
         for model in args:
             for buffer in model.buffers() if isinstance(model, nn.Module) else ():
                 buffer += rank  # as if BatchNorm had seen other images
@@ -133,12 +124,10 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
     def recording_main():
         main()
         seen["graphs"] = counters["stats"]["unique_graphs"]
-        torch.save(seen, f"{rank}.pt")
+        save(seen, f"{rank}.pt")
 
-    for name in ("to_metrics", "check_finite"):
-        if hasattr(module, name):
-            note(name)
-    if hasattr(module, "save_atomically"):
-        save, module.save_atomically = module.save_atomically, check_save
+    save, torch.save = torch.save, check_save
+    if hasattr(module, "to_metrics"):
+        to_metrics, module.to_metrics = module.to_metrics, recording_metrics
     module.get_device, module.train = check_device, recording_train
     module.main = recording_main
