@@ -260,7 +260,7 @@ def questions(right, page):
 
 def comment(row, tag=True):
     """Return what finds a line's explanation: its comment, else its code."""
-    if row.startswith('"""'):
+    if row.strip().startswith('"""'):
         return "the docstring's first line"
     found = re.search(r"# ([A-Z]+: )(.+)$", row)
     return found[1] * tag + found[2] if found else row.strip()
