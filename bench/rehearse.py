@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).absolute().parent.parent
 NAME = f"rehearsal-{os.getpid()}"  # of all jobs
 FENCE = r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$"
 MARKS = "", "takes long", "needs Slurm", "needs a GPU"  # of blocks to submit
+REQUEST = r"--(?:gpus-per-node|gres)[= ](?:\w+:)*(\d+)"
 GPUS = r"gpu[^,(\s]*[:=](\d+)"  # gres:gpu:2, gres/gpu:a100=4, gres:gpu:mi250:8
 ROW = "{:11} {:>6} {:>6} {:>4} {:>7} {:>4}  {}"
 
@@ -47,6 +48,13 @@ def run(command, exercise, env):
         bash, cwd=exercise, env=env, capture_output=True, text=True
     )
     return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def requested_gpus(line, exercise):
+    """Return the GPUs per node that a command requests, itself or in its script."""
+    script = exercise / re.search(r"\S+\.sh\b", line)[0]
+    request = re.search(REQUEST, line + script.read_text())
+    return int(request[1]) if request else 0
 
 
 def require_slurm():
@@ -102,6 +110,8 @@ def main():
     add = parser.add_argument
     add("lesson", metavar="LESSON", help="folder of the lesson, such as exercise8")
     add("--small", action="store_true", help="run with SMALL, as without a GPU")
+    text = "GPUs of a node: jobs that request more are skipped"
+    add("--max-gpus", type=at_least(1), default=64, help=text)
     add("--students", type=at_least(1), default=1, help="number of students")
     args = parser.parse_args()
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
@@ -112,6 +122,9 @@ def main():
     lines, skipped = read_lines(folder / "README.md", args.small)
     small = exercise / "small.txt"
     small = small.read_text().strip() if args.small and small.exists() else ""
+    jobs = [line for line in lines if "sbatch " in line]
+    large = [job for job in jobs if requested_gpus(job, exercise) > args.max_gpus]
+    lines = [line for line in lines if line not in large]
     env = {**os.environ, "SMALL": small, "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
     print(ROW.format("state", "waited", "took", "GPUs", "GPU min", "exit", "job"))
     try:
@@ -128,7 +141,7 @@ def main():
                 _, env[variable] = run(f'{line}; echo "${variable}"', exercise, env)
     finally:
         run(f"scancel --name={NAME}", exercise, env)
-    for line in skipped:
+    for line in skipped + large:
         print(f"Skipped: {line}")
     print(f"{args.students} students: {args.students * total:.0f} GPU min")
     print(f"{failed} failed" if failed else "All jobs ran as expected")

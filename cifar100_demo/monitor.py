@@ -3,11 +3,12 @@
     python monitor.py logs/utilisation-JOB.csv PID
 
 It stops when the process PID ends; the run scripts pass their own. The columns are
-the time in seconds and those of nvidia-smi or rocm-smi. Without a GPU it samples the
-utilisation of this job's CPU cores.
+the time in seconds and those of nvidia-smi, amd-smi or, before ROCm 10, rocm-smi.
+Without a GPU it samples the utilisation of this job's CPU cores.
 """
 
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -16,17 +17,20 @@ from common.cli import OptionParser
 
 NVIDIA = ["nvidia-smi", "--format=csv"]
 NVIDIA += ["--query-gpu=index,utilization.gpu,memory.used,power.draw"]
-AMD = ["rocm-smi", "--csv", "--showuse", "--showmeminfo", "vram", "--showpower"]
+AMD = ["amd-smi", "metric", "--csv", "--usage", "--mem-usage", "--power"]
+OLD_AMD = ["rocm-smi", "--csv", "--showuse", "--showmeminfo", "vram", "--showpower"]
+QUERY_TIMEOUT = 10  # seconds
 
 
 def query(command):
     """Return the CSV lines that a command prints, or [] if it prints none."""
+    how = {"capture_output": True, "text": True, "timeout": QUERY_TIMEOUT}
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError:  # the tool is not installed
+        done = subprocess.run(command, **how)
+    except (OSError, subprocess.TimeoutExpired):  # it is not installed, or hangs
         return []
-    lines = done.stdout.splitlines()
-    while lines and "utilization" not in lines[0] and "GPU use" not in lines[0]:
+    lines = done.stdout.strip().splitlines()
+    while lines and not re.search("utilization|gfx_activity|GPU use", lines[0]):
         del lines[0]  # a warning or an error message
     return lines
 
@@ -36,10 +40,11 @@ def find_command():
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
     if visible in ("", "-1"):
         return None
-    # rocm-smi numbers all GPUs of the node, as Slurm does.
+    # AMD's tools number all GPUs of the node, as Slurm does.
     node_ids = os.environ.get("SLURM_JOB_GPUS", visible).split(",")
-    commands = [[*NVIDIA, f"--id={visible}"], [*AMD, "--device", *node_ids]]
-    commands += [NVIDIA, AMD]  # for IDs that a tool does not know, such as "all"
+    commands = [[*NVIDIA, f"--id={visible}"], [*AMD, "--gpu", *node_ids]]
+    commands += [[*OLD_AMD, "--device", *node_ids]]
+    commands += [NVIDIA, AMD, OLD_AMD]  # for unknown IDs, such as "all"
     return next((command for command in commands if query(command)), None)
 
 

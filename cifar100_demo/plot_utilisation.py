@@ -14,12 +14,16 @@ from matplotlib.figure import Figure
 
 from common.cli import OptionParser, UserError
 
-QUANTITIES = {  # by the column titles of nvidia-smi and rocm-smi
-    "utilisation in %": re.compile("utilization|GPU use"),
-    "memory in GB": re.compile("memory.used|Used Memory"),
-    "power in W": re.compile("power.draw|Power"),
+QUANTITIES = {  # by the column titles of nvidia-smi, amd-smi and rocm-smi
+    "utilisation in %": re.compile("utilization|gfx_activity|GPU use"),
+    "memory in GB": re.compile("memory.used|used_vram|Used Memory"),
+    "power in W": re.compile("power.draw|socket_power|Power"),
 }
-GB = {"[MiB]": 2**20 / 1e9, "(B)": 1e-9}  # size of the unit in a column title
+GB = {
+    "[MiB]": 2**20 / 1e9,
+    "used_vram": 2**20 / 1e9,
+    "(B)": 1e-9,
+}  # size of the unit in a column title
 NUMBER = re.compile(r"\d+(\.\d+)?")  # the 97 of "97 %"; no match in "[N/A]"
 
 

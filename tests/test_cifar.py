@@ -373,6 +373,12 @@ TOOLS = {  # what each tool prints, and what is plotted
         "0, 97 %, 40000 MiB, 301.52 W\n1, 5 %, 4 MiB, [N/A]\n",
         [(97, 41.943, 301.52), (5, 0.004)],
     ),
+    "amd-smi": (  # columns as in its source; of two, the values are lists
+        "gpu,gfx_activity,umc_activity,vcn_activity,socket_power,power_management,"
+        "total_vram,used_vram,free_vram,used_visible_vram\n"
+        "0,97,5,\"['N/A', 'N/A']\",352,ENABLED,65520,8184,57336,8184\n\n",
+        [(97, 8.582, 352)],
+    ),
     "rocm-smi": (
         "WARNING: AMD GPU device(s) is/are in a low-power state\n\n"
         "device,Current Socket Graphics Package Power (W),GPU use (%),"
@@ -381,6 +387,12 @@ TOOLS = {  # what each tool prints, and what is plotted
         [(97, 8.582, 100)],
     ),
 }
+
+
+def test_monitor_does_not_wait_for_a_driver_that_hangs(monkeypatch):
+    monitor = load("cifar100_demo", "monitor")
+    monkeypatch.setattr(monitor, "QUERY_TIMEOUT", 0.2)
+    assert monitor.query(["sleep", "60"]) == []
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -394,12 +406,14 @@ def test_monitor_queries_the_installed_tool(tool, tmp_path):
     file.chmod(0o755)
     code = (
         "import monitor, os, sys; sys.argv = ['', 'out.csv', str(os.getpid())]\n"
-        "monitor.time.sleep = lambda seconds: sys.exit()\nmonitor.main()"
+        "alive = iter([True]); monitor.is_running = lambda pid: next(alive, False)\n"
+        "monitor.main()"
     )
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(FOLDER)}
     command = [sys.executable, "-c", code]
     read_samples = load("cifar100_demo", "plot_utilisation").read_samples
-    ids = "--device 2 3" if tool == "rocm-smi" else "--id=2,3"
+    option = {"amd-smi": "--gpu ", "rocm-smi": "--device "}.get(tool)
+    ids = f"{option}2 3" if option else "--id=2,3"
     for visible, words in (("2,3", ids), ("9", "")):  # 9: not on this node
         done = run(command, tmp_path, **env, CUDA_VISIBLE_DEVICES=visible)
         assert done.returncode == 0, done.stderr
@@ -411,10 +425,10 @@ def test_monitor_queries_the_installed_tool(tool, tmp_path):
                 assert abs(seconds - time.time()) < 60
                 plotted.setdefault(device, []).append(round(number, 3))
         assert plotted == {f"GPU {i}": list(gpu) for i, gpu in enumerate(gpus)}
-    if tool == "rocm-smi":  # it numbers GPUs as Slurm does
+    if option:  # AMD's tools number GPUs as Slurm does
         slurm = {"SLURM_JOB_GPUS": "4,5", "CUDA_VISIBLE_DEVICES": "0,1"}
         run(command, tmp_path, **env, **slurm)
-        assert "--device 4 5" in asked.read_text()
+        assert f"{option}4 5" in asked.read_text()
     asked.unlink()
     run(command, tmp_path, **env, CUDA_VISIBLE_DEVICES="-1")
     assert not asked.exists()  # the GPUs are hidden: it samples the CPU cores

@@ -405,7 +405,9 @@ def test_user_errors(runs_folder):
         with raises_user_error("^form.json: not a site or an output of check.py"):
             call(predict, "one.jsonl", "--check", "form.json")
     site = {"gpus_per_node": 8, "inside": {"gb_per_s": 50}}
-    wrong = {"gpus_per_node": -1}, {"inside": 3}, {"inside": {"gb_per_s": "50"}}
+    wrong = [{"gpus_per_node": -1}, {"inside": 3}, {"inside": {"gb_per_s": "50"}}]
+    wrong += [{"inside": site["inside"] | {"efficiency": -1}}]
+    wrong += [{"resnet50": {"fp32": 0}}, {"watts": {"per_gpu": -400}}]
     for change in wrong:
         (runs_folder / "site.json").write_text(json.dumps(site | change))
         with raises_user_error("^site.json: not a site"):
@@ -513,10 +515,12 @@ def test_the_arithmetic_is_explained_for_all_kinds_of_links(tables, runs_folder)
     assert "bucket" not in out
 
 
-def test_the_loader_is_an_assumption(tables, runs_folder):
+def test_what_is_assumed_is_said(tables, runs_folder):
     *_, out = tables("one.jsonl", "--site", "lumi", "--gpus", 4)
+    assert "a sync overhead of 6% of the compute. Measure it\nby a run of" in out
     assert "assumes that each process loads 250 images/s. Measure it and" in out
-    *_, out = tables("one.jsonl", "--site", "lumi", "--loader-rate", 100)
+    check = "--check", "here.json", "--loader-rate", 100
+    *_, out = tables("results.jsonl", *check)
     assert "assumes" not in out
 
 

@@ -27,6 +27,7 @@ import common.cli  # noqa: F401, first: it reports missing packages in one line
 import torch
 from explain import explain_step
 from step_model import (
+    SYNC_OVERHEAD,
     Step,
     Workload,
     best_and_worst,
@@ -275,8 +276,8 @@ def main():
     workload.storage_rate = args.storage_rate or inf
     global_batch = args.global_batch_size or workload.batch
     tables = {
-        f"Weak scaling, {workload.batch} per GPU": None,
-        f"Strong scaling, {global_batch} in total": global_batch,
+        f"Weak scaling, {workload.batch} per GPU: more GPUs, a larger batch": None,
+        f"Strong scaling, {global_batch} in total: the batch stays": global_batch,
     }
     watts = site.get("watts", {}).get("per_gpu")
     on_gpus = not (runs and runs[0]["processor"].startswith("CPU core"))
@@ -294,6 +295,11 @@ def main():
     if args.explain:
         gpus = min(args.explain, max_gpus)
         print(*explain_step(gpus, workload, links, site), sep="\n", end="\n\n")
+    if len(runs) < 2:
+        print(
+            f"This assumes a sync overhead of {SYNC_OVERHEAD:.0%} of the compute. "
+            "Measure it\nby a run of the DDP script on two GPUs of a node."
+        )
     if not args.loader_rate:
         rate = workload.batch / workload.batch_seconds
         print(

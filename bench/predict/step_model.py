@@ -123,6 +123,15 @@ def positive(number):
     return number
 
 
+def check_positive(site):
+    """Raise ValueError if a number of a site is not positive."""
+    for value in site.values():
+        if isinstance(value, dict):
+            check_positive(value)
+        elif type(value) in (int, float):
+            positive(value)
+
+
 def make_links(site, checks=()):
     """Return the Links of a site and of check.py's measurements.
 
@@ -157,13 +166,14 @@ def reached_bandwidth(link, efficiency):
 
     efficiency: unless the link has its own.
     """
-    return positive(link["gb_per_s"]) * link.get("efficiency", efficiency)
+    return link["gb_per_s"] * link.get("efficiency", efficiency)
 
 
 def add_site(links, site):
     """Set the links to those of a site's data sheets."""
+    check_positive(site)
     inside = site["inside"]
-    links.gpus_per_node = positive(site["gpus_per_node"])
+    links.gpus_per_node = site["gpus_per_node"]
     links.hop["inside"] = HOP.get(inside.get("kind"), HOP["NVLink"])
     efficiency = BANDWIDTH_EFFICIENCY
     if inside.get("kind") == "PCIe" and links.gpus_per_node > 1:
@@ -174,7 +184,7 @@ def add_site(links, site):
     links.bandwidth["inside"] = reached_bandwidth(inside, efficiency)
     if shared := inside.get("shared"):
         total = reached_bandwidth(shared, efficiency)
-        links.shared = positive(shared["gpus"]), total
+        links.shared = shared["gpus"], total
     if "between" in site:
         between = reached_bandwidth(site["between"], BANDWIDTH_EFFICIENCY)
         links.bandwidth["between"] = between

@@ -3,7 +3,7 @@
 # It wants the type of the GPUs, so give it with the number: sbatch --gpus-per-node=A100:2
 # run-2gpus.sh ..., in mnist_multigpu --gres=gpu:A100:2. (SBATCH_GPUS_PER_NODE would give
 # all scripts the same number.)
-# For a class (docs/CLUSTER.md#for-a-class): without their first # nobody has to type these.
+# For a class (docs/CLUSTER.md#for-a-class): edit the lines that you need, and remove their first #.
 # export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-NAISS...}
 # export SBATCH_RESERVATION=${SBATCH_RESERVATION-NAME}
 # export TORCH_HOME=${TORCH_HOME:-/mimer/NOBACKUP/groups/NAISS.../torch}

@@ -2,7 +2,7 @@
 #     conda create -n multigpu python=3.12 && conda activate multigpu
 #     pip install -r requirements.txt
 # For TensorFlow make another one, multigpu-tensorflow, with 'tensorflow[and-cuda]'.
-# For a class (docs/CLUSTER.md#for-a-class): without their first # nobody has to type these.
+# For a class (docs/CLUSTER.md#for-a-class): edit the lines that you need, and remove their first #.
 # export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-...}
 # export SBATCH_PARTITION=${SBATCH_PARTITION:-gpu}
 # export SBATCH_RESERVATION=${SBATCH_RESERVATION-NAME}

@@ -1,6 +1,6 @@
 # LUMI (CSC, Finland): AMD MI250X, ROCm, PyTorch in a Singularity container.
 # Before sbatch: export SBATCH_ACCOUNT=project_... SBATCH_PARTITION=small-g
-# For a class (docs/CLUSTER.md#for-a-class): without their first # nobody has to type these.
+# For a class (docs/CLUSTER.md#for-a-class): edit the lines that you need, and remove their first #.
 # export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-project_...}
 # export SBATCH_PARTITION=${SBATCH_PARTITION:-small-g}
 # export SBATCH_RESERVATION=${SBATCH_RESERVATION-NAME}

@@ -30,6 +30,7 @@ def exercise(tmp_path):
     (tmp_path / "common").unlink()
     shutil.copytree(REPOSITORY / "common", tmp_path / "common")
     text = (tmp_path / "common/sites/class.sh").read_text()
+    text = re.sub("(?m)^# (export )", r"\1", text)
     assert text.count(TEACHERS) == 1 and TEACHERS[:-9] in GUIDE
     text = text.replace(TEACHERS, f"{tmp_path}/course").replace(":-gpu", ":-other")
     (tmp_path / "common/sites/here.sh").write_text(text)
@@ -42,7 +43,7 @@ def run_in_shell(command, exercise, **env):
     """Return what a command prints in a student's shell on a login node."""
     for name in (*VARIABLES, "VIRTUAL_ENV", "SLURM_CONF"):
         command = command if name in env else f"unset {name}; {command}"
-    done = run(["bash", "-c", command], exercise, SITE="here", **env)
+    done = run(["bash", "-c", command], exercise, **{"SITE": "here", **env})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -65,6 +66,14 @@ def test_a_student_sets_no_variable(exercise, tmp_path):
     show = "source common/env.sh; command -v python; echo $VIRTUAL_ENV"
     python = run_in_shell(show, exercise).splitlines()[1]
     assert Path(python).samefile(REPOSITORY / ".venv")
+
+
+def test_an_unedited_file_names_no_account(exercise):
+    """sbatch would refuse all jobs."""
+    found = settings(exercise, SITE="class")
+    assert [found[f"SBATCH_{name}"] for name in SBATCH_VARIABLES[:3]] == [
+        "unset"
+    ] * 3
 
 
 def test_a_students_variables_come_first(exercise):

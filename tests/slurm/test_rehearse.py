@@ -122,6 +122,22 @@ def test_the_table_has_a_row_per_job(lesson, small):
     assert script.read_text() == ("theirs" if small else "mine")
 
 
+def test_jobs_with_more_gpus_than_a_node_are_skipped(lesson):
+    exercise = lesson[-1]
+    (exercise / "run-8gpus.sh").write_text("#SBATCH --gpus-per-node=8\n")
+    jobs = (
+        "run-8gpus.sh",
+        "--gres=gpu:a100:8 run.sh",
+        "--gpus-per-node=4 run-8gpus.sh",
+    )
+    typed = "\n".join(f"sbatch {job} COMPLETED 0" for job in jobs)
+    (exercise / "README.md").write_text(f"```bash\n{typed}\n```")
+    done = run([*lesson, "--max-gpus", "4"], "/")
+    assert done.returncode == 0, done.stderr
+    assert re.findall("Skipped: sbatch (.*) COMPLETED", done.stdout) == [*jobs[:2]]
+    assert (exercise / "jobs").read_text().count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "sinfo, why",
     [

@@ -190,18 +190,20 @@ def test_a_run_script_works_in_an_interactive_job(slurm, tmp_path, monkeypatch):
     assert json.loads(done.stdout)[0] == ["x.py"], done.stderr
 
 
-def test_a_missing_node_ends_the_job(sbatch, exercise, tmp_path):
+def test_the_nodes_wait_for_a_late_first_one(sbatch, exercise, tmp_path):
+    """PyTorch's own limit for this is 60 s."""
     (tmp_path / "common").unlink()
     common = shutil.copytree(REPOSITORY / "common", tmp_path / "common")
-    late = f'[[ $SLURM_PROCID == 0 ]] || sleep 99\nexec {sys.executable} "$@"\n'
+    late = '[[ "$SLURM_PROCID $*" != "0 -m common.torchrun"* ]] || sleep 100\n'
+    late += f'exec {sys.executable} "$@"\n'
     (tmp_path / "late.sh").write_text(late)
     (common / "sites/late.sh").write_text(f"PYTHON=(bash {tmp_path}/late.sh)")
     (exercise / "who.py").write_text(WHO)
-    env = {"SITE": "late", "DDP_TIMEOUT": "10"}
-    state, output = finish(sbatch(exercise, "run-2nodes.sh", "who.py", **env))
-    assert state["JobState"] == "FAILED", output
+    job = sbatch(exercise, "run-2nodes.sh", "who.py", SITE="late")
+    state, output = finish(job, 300)
+    assert state["JobState"] == "COMPLETED", output
     assert re.search(r"^Nodes: n\[1-2\], which meet at n1:\d+$", output, re.M)
-    assert "Error: not all nodes have joined" in output
+    assert output.count("\n") == 5
 
 
 def test_an_error_of_one_rank_is_shown_once(sbatch, exercise):
