@@ -1,4 +1,4 @@
-"""Loaded with PyTorch: the machine seems idle, or check.py would warn of the tests."""
+"""Loaded with PyTorch: the machine seems idle, or check.py would warn."""
 
 import os
 
