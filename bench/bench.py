@@ -8,6 +8,7 @@ Prints and saves each row in results/ as soon as it is measured, with the result
 check.py. Without data in DATADIR it makes synthetic data, and the rows say so.
 """
 
+import argparse
 import json
 import os
 import re
@@ -21,24 +22,25 @@ import torch
 from check import REQUIRED_FILES
 from timing import HEAD, format_row
 
-from common.cli import OptionParser, at_least
-from common.data import REPOSITORY, SYNTHETIC_DIR, data_root
-from common.device import count_gpus
-from common.prepare import find_image_root
+from common.data import REPOSITORY, data_dir
+from common.errors import run
+from common.synthetic import SYNTHETIC_DIR
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
 TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
-# The folder of image files that the naive version of an exercise reads.
+# The image files that the naive version of an exercise reads.
 IMAGES = {
-    "exercise8": ("dogs-vs-cats", "train", "cats"),
-    "cinic_lab": ("CINIC", "train", "airplane"),
+    "exercise8": ["dogs-vs-cats/train-2000/train"],
+    "cinic_lab": ["CINIC/CINIC-10/train"],
 }
 
 
 def processor():
     """Return the name of the GPU, or of the CPU and its instruction set."""
-    if count_gpus():  # without allocating its memory: others compute
+    if (
+        torch.accelerator.device_count()
+    ):  # without allocating its memory: others compute
         kind = torch.accelerator.current_accelerator()
         return torch.get_device_module(kind).get_device_name(0)
     names = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
@@ -47,12 +49,9 @@ def processor():
 
 def data_for(exercise):
     """Return the DATADIR to use, and whether its data are synthetic; make these."""
-    root = data_root()
-    lacking = [what for what in REQUIRED_FILES[exercise] if not any(root.glob(what))]
-    if exercise in IMAGES:
-        name, *first = IMAGES[exercise]
-        if not find_image_root(root / name, *first):
-            lacking.append(f"{name}/**/{'/'.join(first)}/ for the naive version")
+    root = data_dir("")
+    needed = REQUIRED_FILES[exercise] + IMAGES.get(exercise, [])
+    lacking = [name for name in needed if not (root / name).exists()]
     if not lacking:
         return root, bool(
             REQUIRED_FILES[exercise]
@@ -73,7 +72,7 @@ def measure_rows(exercise, root, synthetic, *, repeats, seconds):
     """Yield the rows of an exercise as they are measured; raise if that fails."""
     command = [f"{exercise}.py", str(repeats), str(seconds)]
     launches = [[sys.executable, *command]]
-    if count_gpus() != 1:  # two GPUs, or two CPU cores
+    if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
         launches.append([*TORCHRUN, "--nproc-per-node=2", *command])
     for launch in launches:
         env = {**os.environ, "DATADIR": str(root)}
@@ -94,7 +93,7 @@ def run_check():
     print("Checking the machine with check.py: up to two minutes\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "check.json")
-        processes = f"--nproc-per-node={count_gpus() or 2}"
+        processes = f"--nproc-per-node={torch.accelerator.device_count() or 2}"
         command = [*TORCHRUN, processes, "check.py", "--to", file]
         subprocess.run(command, cwd=BENCH)
         found = json.loads(file.read_text()) if file.exists() else {}
@@ -122,16 +121,21 @@ def minutes_of(name, results, others):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add, text = parser.add_argument, "exercise to measure, repeatable (default: all)"
-    add("--repeats", type=at_least(1), default=5, help="repeats of each case")
-    add("--seconds", type=float, default=2.0, help="seconds per repeat, roughly")
-    add(
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="repeats of each case"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="seconds per repeat, roughly"
+    )
+    parser.add_argument(
         "--only",
         action="append",
         choices=REQUIRED_FILES,
         metavar="EXERCISE",
-        help=text,
+        help="exercise to measure, repeatable (default: all)",
     )
     args = parser.parse_args()
     file, names = result_file(), args.only or list(REQUIRED_FILES)
@@ -170,4 +174,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -14,6 +14,7 @@ all results. Ranks that do not answer within 60 seconds (`--wait 60`) are named.
 Exit status: 0; 1 if something is wrong; 2 if the check had to stop.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -28,25 +29,21 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import torch
 import torch.distributed as dist
 
-from common import watchdog
-from common.cli import OptionParser, UserError, at_least
-from common.data import data_root
+from common.data import data_dir
 from common.device import get_device, get_ranks
+from common.errors import UserError, run
 
 MB = 2**20
 SIZES = 2**12, 2**16, MB, 16 * MB, 64 * MB, 256 * MB  # CPUs stop at 16 MB
 # The files that each exercise needs in DATADIR
 REQUIRED_FILES = {
-    "exercise8": [f"dogs-vs-cats/{s}-*.pt" for s in ("train", "validation", "test")],
-    "mnist_multigpu": ["MNIST/raw"],
-    "cifar100_demo": ["cifar-100-python"],
-    "cinic_lab": [f"CINIC/{split}-*.pt" for split in ("train", "valid", "test")],
+    "exercise8": [f"dogs-vs-cats/{s}.pt" for s in ("train", "validation", "test")],
+    "mnist_multigpu": ["MNIST/train.pt", "MNIST/test.pt"],
+    "cifar100_demo": ["CIFAR-100/train.pt", "CIFAR-100/test.pt"],
+    "cinic_lab": [f"CINIC/{split}.pt" for split in ("train", "valid", "test")],
     "dp_ddp_intro": [],
 }
 NETWORK_HINT = (
@@ -81,7 +78,6 @@ class Job:
         self.found |= {"backend": None, "finished": None}
         if "RANK" in os.environ:
             self.rank, self.local_rank, self.size = get_ranks()
-        watchdog.stop()  # deadline() is enough
         self.save()
         self.print(describe_versions())  # explains it if get_device() finds no GPU
         if self.size > 1:
@@ -467,7 +463,7 @@ def read_data(root):
 def check_data(job):
     """Print what is in DATADIR on each node, and how fast it is read."""
     first = job.nodes.index(job.nodes[job.rank]) == job.rank  # of its node
-    rows = job.gather("data", read_data(data_root()) if first else None)
+    rows = job.gather("data", read_data(data_dir("")) if first else None)
     rows = job.found["data"] = [row for row in rows if row]
     for row in rows:
         whose = ", ".join(row["exercises"])
@@ -486,15 +482,22 @@ def check_data(job):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add, text = parser.add_argument, "seconds to wait for each rank"
-    add(
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
         "--to",
         type=Path,
         metavar="FILE",
         help="output (default: logs/check-JOB.json)",
     )
-    add("--wait", type=at_least(1), metavar="SECONDS", default=60, help=text)
+    parser.add_argument(
+        "--wait",
+        type=int,
+        metavar="SECONDS",
+        default=60,
+        help="seconds to wait for each rank",
+    )
     args = parser.parse_args()
     job = Job(args.to, args.wait)
     for check in check_processes, check_network, check_devices, check_data:
@@ -516,4 +519,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

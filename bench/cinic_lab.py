@@ -11,15 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 from common.data import REPOSITORY, data_dir, make_loader, normalise
 from common.device import get_device, get_ranks, pick_dtype
 from common.log import NullWriter, RunLog
-from common.optimizer import init_momentum
-from common.prepare import find_image_root
 
 sys.path.insert(0, str(REPOSITORY / "cinic_lab"))
 import cinic as script
 import cinic_ddp as ddp
 import cinic_tensorboard as one_gpu
 
-from dataset import CLASSES, MEAN, NAME, STD, cinic, crop_and_flip
+from dataset import MEAN, NAME, RAW, STD, cinic, crop_and_flip
 from state import TrainingState
 
 BATCH = naive_cinic.BATCH
@@ -33,17 +31,18 @@ class Setup:
         autocast = {"dtype": dtype} if dtype else {}  # cinic.py has none
         model = module.Classifier("resnet18", **autocast)
         self.model = model.to(device, memory_format=torch.channels_last)
-        optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9, fused=True)
-        init_momentum(optimizer)
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.01, 0.9)
         scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
         self.state = TrainingState(ARGS, self.model, optimizer, scheduler, device)
+        self.state.epoch = 1
         fp16 = dtype == torch.float16
         self.state.scaler = torch.GradScaler(device.type, enabled=fp16)
         self.module, self.device = module, device
 
     def train(self, loader, model=None, writer=()):
-        args = ARGS, model or self.model, self.state, loader, self.device
-        self.module.train(*args, RunLog(ARGS, self.device, enabled=False), *writer)
+        log = RunLog(ARGS, self.device, enabled=False)
+        own = model or self.model, loader, self.state.optimizer, self.device
+        self.module.train(*own, ARGS, self.state, log, *writer)
 
 
 def input_rows(train_set, repeats):
@@ -51,7 +50,7 @@ def input_rows(train_set, repeats):
     loader = make_loader(train_set, BATCH, torch.device("cpu"), shuffle=True)
     epochs = max(1, 20000 // len(train_set))
     few = min(2048, len(train_set)) // BATCH * BATCH
-    folder = find_image_root(data_dir(NAME), "train", CLASSES[0]) / "train"
+    folder = data_dir(NAME) / RAW / "train"
     naive_loader = naive_cinic.make_loader(folder)
 
     def load(then=lambda images: images):

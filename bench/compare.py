@@ -27,6 +27,7 @@ baselines. Runs with --verbose are left out, since they print in each step.
 never compared: each machine has its own tables.
 """
 
+import argparse
 import json
 import signal
 from collections import defaultdict
@@ -37,7 +38,8 @@ from textwrap import fill
 from html_page import check_name, write_page
 from results import find_files, name_owner, printable, read_runs
 
-from common.cli import OptionParser, UserError
+from common.errors import UserError
+from common.errors import run as run_main
 from pairs import PAIRS
 
 # Runs may differ in these and still be compared. --profile covers the first epoch,
@@ -387,11 +389,16 @@ def save(figure, file):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("files", nargs="+", metavar="RESULTS.jsonl", help="result files or folders")
-    add("--plot", default="logs/speedup.png", help="PNG to write")
-    add("--html", type=check_name, help="HTML page to write; default: none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="RESULTS.jsonl", help="result files or folders"
+    )
+    parser.add_argument("--plot", default="logs/speedup.png", help="PNG to write")
+    parser.add_argument(
+        "--html", type=check_name, help="HTML page to write; default: none"
+    )
     args = parser.parse_args()
     files = find_files(args.files)
     runs, tables = read_runs(files), {}
@@ -413,4 +420,4 @@ def main():
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends without an error
-    main()
+    run_main(main)

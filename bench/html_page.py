@@ -3,7 +3,7 @@
 from html import escape
 from pathlib import Path
 
-from common.cli import UserError
+from common.errors import UserError
 
 # For headers that are clear only beside their neighbours.
 LONG_NAMES = {"per GPU": "batch per GPU"}

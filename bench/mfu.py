@@ -13,21 +13,20 @@ bits. It comes from the data sheet, without sparsity, or with --check from the m
 products that check.py measured. CPUs have only that one.
 """
 
+import argparse
 import json
 import os
 import sys
 from pathlib import Path
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import torch
 from compare import print_table
 from results import read_runs
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.cli import OptionParser, UserError
+from common.errors import UserError
+from common.errors import run as run_main
 
 # {PyTorch's name of a GPU: TFLOP/s in (float32, 16 bits)}, without sparsity, with
 # which many data sheets give twice as much.
@@ -104,10 +103,13 @@ def uses_16_bits(options):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("file", metavar="RESULTS.jsonl", help="runs of one exercise")
-    add("--check", metavar="FILE", help="what check.py wrote on this machine")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", metavar="RESULTS.jsonl", help="runs of one exercise")
+    parser.add_argument(
+        "--check", metavar="FILE", help="what check.py wrote on this machine"
+    )
     args = parser.parse_args()
     runs = read_runs([args.file])
     peaks = PEAKS | (read_check(args.check) if args.check else {})
@@ -134,4 +136,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

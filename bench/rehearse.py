@@ -8,6 +8,7 @@ its checkpoint. Ctrl-C cancels the running job. The GPUs are those of all nodes.
 command.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -15,7 +16,8 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from common.cli import OptionParser, UserError, at_least
+from common.errors import UserError
+from common.errors import run as run_main
 
 REPOSITORY = Path(__file__).absolute().parent.parent
 NAME = f"rehearsal-{os.getpid()}"  # of all jobs
@@ -106,13 +108,22 @@ def print_row(line, status, job):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("lesson", metavar="LESSON", help="folder of the lesson, such as exercise8")
-    add("--small", action="store_true", help="run with SMALL, as without a GPU")
-    text = "GPUs of a node: jobs that request more are skipped"
-    add("--max-gpus", type=at_least(1), default=64, help=text)
-    add("--students", type=at_least(1), default=1, help="number of students")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "lesson", metavar="LESSON", help="folder of the lesson, such as exercise8"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="run with SMALL, as without a GPU"
+    )
+    parser.add_argument(
+        "--max-gpus",
+        type=int,
+        default=64,
+        help="GPUs of a node: jobs that request more are skipped",
+    )
+    parser.add_argument("--students", type=int, default=1, help="number of students")
     args = parser.parse_args()
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
     if not (folder / "README.md").exists():
@@ -149,4 +160,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -5,12 +5,11 @@ A file may hold anything: lines that are not runs are reported and left out.
 
 import json
 import os
-import re
 import sys
 from datetime import datetime
 from pathlib import Path
 
-from common.cli import UserError
+from common.errors import UserError
 
 # What parse_run() may raise for a line that RunLog did not write.
 NOT_A_RUN = ValueError, TypeError, LookupError, OverflowError, RecursionError
@@ -95,7 +94,8 @@ def read_runs(files):
 def parse_run(fields, owner=""):
     """Return a run: the fields that RunLog wrote, and what compare.py needs besides.
 
-    name: the script, with its folder unless that is the exercise's
+    script, name: its stem, without and with the folder in which it was started
+    batch_per_gpu, batch: of one GPU, and of all
     speed, size: images (or tokens) per second, and per epoch
     machine: runs are compared only within a machine; processor: a GPU's name, or
     "CPU core"
@@ -106,38 +106,39 @@ def parse_run(fields, owner=""):
 
     Raises one of NOT_A_RUN if RunLog did not write these fields.
     """
-    run = {"unit": "images", "cpus": "?", "cpu": "unknown CPU", **fields}
-    run["size"] = run[f"{run['unit']}_per_epoch"]
-    run["epochs"] = requested = run["options"]["epochs"]
+    run, options = {**fields}, fields["options"]
+    run["size"] = run["per_epoch"]
+    run["epochs"] = requested = options["epochs"]
+    run["batch_per_gpu"] = options["batch_size"]
+    run["batch"] = run["batch_per_gpu"] * run["gpus"]
     for name in COUNTS:
         if type(run[name]) is not int or not 0 < run[name] < 2**31:
             raise ValueError(f"{name} is {run[name]!r}")
-    for number in (run.get("gradient_bytes"), run["options"].get("length")):
+    for number in (run.get("gradient_bytes"), options.get("length")):
         if number is not None and (type(number) is not int or number < 1):
             raise ValueError(f"gradient_bytes or length is {number!r}")
-    folder = run.get("folder", "")  # TensorFlow's runs have none
-    if not isinstance(run["script"], str) or not isinstance(folder, str):
-        raise TypeError(f"script is {run['script']!r} in folder {folder!r}")
-    run["name"] = f"{folder}/{run['script']}" if folder else run["script"]
+    path = Path(run["script"])
+    run["script"] = path.stem
+    run["name"] = str(Path(path.parent.name, path.stem))
     run["profiled"] = run.get("profiled") is True
     run["framework"] = "tensorflow" if "tensorflow" in run else "torch"
     run["version"] = str(run.get(run["framework"], ""))
-    run["speed"] = float(run[f"{run['unit']}_per_second"])
-    if not 0 < run["speed"] < float("inf"):
-        raise ValueError(f"speed is {run['speed']}")
     for name in NUMBERS:
         number = run.get(name)  # not all scripts have all of them
         run[name] = None if number is None else float(number)
         if number is not None and not 0 <= run[name] < float("inf"):
             raise ValueError(f"{name} is {number!r}")
+    run["speed"] = run["size"] / run["seconds_per_epoch"]
     run["end"] = datetime.fromisoformat(run["finished"][:19])
-    run["processor"] = re.sub(r" \(\d+ share \d+\)", "", run["device"])
-    run["machine"] = run["processor"]  # a GPU's name is enough
+    run["processor"] = run["machine"] = run["device"]  # a GPU's name is enough
     if run["processor"].startswith("CPU core"):
         run["machine"] += f", {run['cpus']} x {run['cpu']}"
+        # Without Slurm, one machine stands in for all nodes.
+        here = run["gpus"] // (run["nodes"] if run["slurm_job"] else 1)
+        if here > run["cpus"]:
+            run["device"] += f" ({here} share {run['cpus']})"
     run["owner"], run["owners"], run["notes"] = owner, {owner}, []
-    if "epoch_ends" in run:  # TensorFlow's runs have none
-        run["epochs"] = min(len(run["epoch_ends"]), requested)
+    run["epochs"] = min(len(run["epoch_ends"]), requested)
     if run["epochs"] < requested:
         text = f"{owner} ran {run['epochs']} of {requested} epochs".strip()
         run["notes"].append(f"{text}: stopped or resumed")

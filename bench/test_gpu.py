@@ -10,6 +10,7 @@ the rest continues; a table follows at the end. The file is results/GPU-MODEL.js
 Exit status: 1 if something failed, 2 without a GPU.
 """
 
+import argparse
 import importlib.util
 import json
 import os
@@ -27,9 +28,9 @@ import torch
 from check import REQUIRED_FILES
 
 from bench import TORCHRUN, load, measure_rows, result_file, run_check, write
-from common.cli import OptionParser, UserError
 from common.data import REPOSITORY
-from common.device import count_gpus
+from common.errors import UserError
+from common.errors import run as run_main
 from pairs import PAIRS
 
 SMALL = {
@@ -113,7 +114,7 @@ def train_on_cpu(root, script, processes):
     command = [*launcher(script, processes), path, *SMALL[exercise].split()]
     if "nn.DataParallel" in (REPOSITORY / script).read_text():
         batch = int(re.search(r"--batch-size (\d+)", SMALL[exercise])[1])
-        command.append(f"--batch-size={batch * count_gpus()}")
+        command.append(f"--batch-size={batch * torch.accelerator.device_count()}")
     return losses(run(command, root / exercise, 600, **HIDE))
 
 
@@ -214,7 +215,7 @@ class Table:
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         about = {
             "torch": torch.__version__,
-            "gpus": count_gpus(),
+            "gpus": torch.accelerator.device_count(),
             "kind": device.type,
         }
         about |= {"date": time.strftime("%F"), "rows": self.rows}
@@ -237,14 +238,16 @@ def list_scripts(processes, few):
         skipped = [*skipped, "cinic_wandb"]
     for script in found:
         name = Path(script).stem
-        known = script.partition("/")[0] in SMALL and "tensorflow_scripts/" not in script
+        known = (
+            script.partition("/")[0] in SMALL and "tensorflow_scripts/" not in script
+        )
         if known and name not in skipped and (name in FEW or not few):
             yield script
 
 
 def fill(table, root, few):
     """Run everything, or a part on CPU cores, in copies of the exercises."""
-    processes = 2 if few else min(2, count_gpus())
+    processes = 2 if few else min(2, torch.accelerator.device_count())
     scripts = list(list_scripts(processes, few))
     gpu, cpu, on_cpu = root / "gpu", root / "cpu", {}
     if not few:
@@ -276,13 +279,16 @@ def fill(table, root, few):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    text = "run a part of it on two CPU cores"
-    parser.add_argument("--cpu", action="store_true", help=text)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cpu", action="store_true", help="run a part of it on two CPU cores"
+    )
     args = parser.parse_args()
     if args.cpu:
         os.environ |= HIDE
-    elif not count_gpus():
+    elif not torch.accelerator.device_count():
         raise UserError(
             "PyTorch finds no GPU; run a part on CPU cores with "
             "`make test-gpu GPU=--cpu`"
@@ -313,4 +319,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

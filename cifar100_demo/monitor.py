@@ -7,13 +7,14 @@ the time in seconds and those of nvidia-smi, amd-smi or, before ROCm 10, rocm-sm
 Without a GPU it samples the utilisation of this job's CPU cores.
 """
 
+import argparse
 import os
 import re
 import subprocess
 import time
 from pathlib import Path
 
-from common.cli import OptionParser
+from common.errors import run
 
 NVIDIA = ["nvidia-smi", "--format=csv"]
 NVIDIA += ["--query-gpu=index,utilization.gpu,memory.used,power.draw"]
@@ -79,7 +80,9 @@ def is_running(pid):
 
 
 def main():
-    parser = OptionParser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("file", type=Path, help="CSV file to write")
     parser.add_argument("pid", type=int, help="ID of the process to monitor")
     args = parser.parse_args()
@@ -102,4 +105,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,12 +6,13 @@ Without a file name it plots the newest trace in logs/profiler. To see the name 
 each operator, open the trace at https://ui.perfetto.dev.
 """
 
+import argparse
 import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from common.cli import OptionParser, UserError
+from common.errors import UserError, run
 
 KINDS = {  # colour, parts of operator names; the last match wins
     "other": ("0.7", ()),
@@ -128,10 +129,15 @@ def plot(bands, file):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    add("file", nargs="?", type=Path, help="trace to read (default: the newest)")
-    add("--to", type=Path, default=Path("logs/trace.png"), help="PNG to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, help="trace to read (default: the newest)"
+    )
+    parser.add_argument(
+        "--to", type=Path, default=Path("logs/trace.png"), help="PNG to write"
+    )
     args = parser.parse_args()
     files = [args.file] if args.file else list(Path("logs/profiler").glob("*.json"))
     if not files:
@@ -144,4 +150,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -5,6 +5,7 @@
 Without a file name it plots the newest one in logs/.
 """
 
+import argparse
 import csv
 import json
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from common.cli import OptionParser, UserError
+from common.errors import UserError, run
 
 QUANTITIES = {  # by the column titles of nvidia-smi, amd-smi and rocm-smi
     "utilisation in %": re.compile("utilization|gfx_activity|GPU use"),
@@ -97,11 +98,18 @@ def plot(samples, runs, start, file):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    add = parser.add_argument
-    text = "CSV file to read (default: the newest in logs/)"
-    add("file", nargs="?", type=Path, help=text)
-    add("--to", type=Path, default=Path("logs/utilisation.png"), help="PNG to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "file",
+        nargs="?",
+        type=Path,
+        help="CSV file to read (default: the newest in logs/)",
+    )
+    parser.add_argument(
+        "--to", type=Path, default=Path("logs/utilisation.png"), help="PNG to write"
+    )
     args = parser.parse_args()
     files = (
         [args.file] if args.file else list(Path("logs").glob("utilisation-*.csv"))
@@ -121,4 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

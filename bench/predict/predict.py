@@ -14,6 +14,7 @@ the network speed with twice the overhead, or more with more GPUs. --explain pri
 the arithmetic of one prediction. README.md explains the model.
 """
 
+import argparse
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -21,9 +22,6 @@ from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple
 
-import common.cli  # noqa: F401, first: it reports missing packages in one line
-
-# isort: split
 import torch
 from explain import explain_step
 from step_model import (
@@ -41,7 +39,8 @@ from step_model import (
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
-from common.cli import OptionParser, UserError, at_least
+from common.errors import UserError
+from common.errors import run as run_main
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from compare import MULTI_GPU, comparable_options, compare, name_row
@@ -203,36 +202,65 @@ def model_workload(name, batch, site, precision):
 
 
 def parse_options():
-    parser = OptionParser(__doc__)
-    add, number = parser.add_argument, at_least(1)
-    add("files", nargs="*", metavar="RESULTS.jsonl", help="runs (default: none)")
-    text = "output files of check.py (default: none)"
-    add("--check", nargs="+", default=[], metavar="JSON", help=text)
-    add("--site", help="name or file of a site (default: none)")
-    add("--model", help="torchvision model, without runs (default: none)")
-    add("--speed", type=at_least(0.01), help="images/s of one GPU (default: none)")
-    add(
-        "--gradient-mb", type=at_least(0.001), help="MB of gradients (default: none)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add("--batch-size", type=number, default=32, help="images per GPU, without runs")
-    add("--amp", action="store_true", help="16-bit speed, for --model")
-    add("--images", type=number, help="images per epoch (default: as measured)")
-    text = "global batch for strong scaling (default: that of one GPU)"
-    add("--global-batch-size", type=number, help=text)
-    add("--accumulate", type=number, default=1, help="batches per all-reduce")
-    add(
+    parser.add_argument(
+        "files", nargs="*", metavar="RESULTS.jsonl", help="runs (default: none)"
+    )
+    parser.add_argument(
+        "--check",
+        nargs="+",
+        default=[],
+        metavar="JSON",
+        help="output files of check.py (default: none)",
+    )
+    parser.add_argument("--site", help="name or file of a site (default: none)")
+    parser.add_argument(
+        "--model", help="torchvision model, without runs (default: none)"
+    )
+    parser.add_argument(
+        "--speed", type=float, help="images/s of one GPU (default: none)"
+    )
+    parser.add_argument(
+        "--gradient-mb", type=float, help="MB of gradients (default: none)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="images per GPU, without runs"
+    )
+    parser.add_argument(
+        "--amp", action="store_true", help="16-bit speed, for --model"
+    )
+    parser.add_argument(
+        "--images", type=int, help="images per epoch (default: as measured)"
+    )
+    parser.add_argument(
+        "--global-batch-size",
+        type=int,
+        help="global batch for strong scaling (default: that of one GPU)",
+    )
+    parser.add_argument(
+        "--accumulate", type=int, default=1, help="batches per all-reduce"
+    )
+    parser.add_argument(
         "--loader-rate",
-        type=number,
+        type=int,
         help="images/s of a GPU's loader (default: unlimited)",
     )
-    add(
+    parser.add_argument(
         "--storage-rate",
-        type=number,
+        type=int,
         help="images/s of the shared storage (default: unlimited)",
     )
-    add("--gpus", type=number, default=1024, help="largest number of GPUs")
-    text = "GPUs for which to print the arithmetic (default: none)"
-    add("--explain", type=number, metavar="GPUS", help=text)
+    parser.add_argument(
+        "--gpus", type=int, default=1024, help="largest number of GPUs"
+    )
+    parser.add_argument(
+        "--explain",
+        type=int,
+        metavar="GPUS",
+        help="GPUs for which to print the arithmetic (default: none)",
+    )
     args = parser.parse_args()
     if not args.site and not args.check:
         raise UserError("no network; add --check FILE or --site NAME")
@@ -309,4 +337,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.cli import UserError
+from common.errors import UserError
 
 MIB = 2**20
 # DDP's buckets (bucket_cap_mb, and torch.distributed's _DEFAULT_FIRST_BUCKET_BYTES).

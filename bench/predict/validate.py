@@ -16,6 +16,7 @@ in range      figures between from and to
 The figures held out chose no constant.
 """
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,7 @@ from step_model import (
     predict_step,
 )
 
-from common.cli import OptionParser, at_least
+from common.errors import run as run_main
 
 HERE = Path(__file__).parent
 KINDS = "from 1", "from 1, 2", "nothing lost", "as on 2"
@@ -171,9 +172,15 @@ def print_classes(rows):
 
 
 def main():
-    parser = OptionParser(__doc__)
-    text = "print the rows with a larger error (default: none)"
-    parser.add_argument("--off", type=at_least(1), metavar="PERCENT", help=text)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--off",
+        type=int,
+        metavar="PERCENT",
+        help="print the rows with a larger error (default: none)",
+    )
     off = parser.parse_args().off
     published = load_json(HERE / "published.json")
     rows = [*predict_published(published)]
@@ -189,4 +196,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -3,6 +3,7 @@
 python docs/figures/draw_checkup.py
 """
 
+from common.errors import run
 import os
 import subprocess
 import sys
@@ -37,4 +38,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

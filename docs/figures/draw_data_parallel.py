@@ -5,6 +5,7 @@
 dp_ddp_intro/dp_by_hand.py counts the bytes and FLOPs.
 """
 
+from common.errors import run
 import sys
 from itertools import accumulate
 
@@ -84,4 +85,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,6 +6,7 @@ Each GPU follows the order of torch.distributed.pipelining, and starts an operat
 as soon as its input is there.
 """
 
+from common.errors import run
 from fractions import Fraction
 from functools import cache
 
@@ -128,4 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -5,6 +5,7 @@
 draw_table() in figure_utils.py explains the notation.
 """
 
+from common.errors import run
 from figure_utils import draw_table, save
 
 INTRO, BEYOND = "dp_ddp_intro/img", "dp_ddp_intro/beyond_ddp/img"
@@ -93,4 +94,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
