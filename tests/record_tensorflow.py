@@ -1,4 +1,4 @@
-"""Runs a script of dp_ddp_intro/tensorflow_scripts, and saves each epoch's loss to OUT.
+"""Runs a script of tensorflow_scripts/, and saves each epoch's loss to OUT.
 
 python record_tensorflow.py OUT SCRIPT [OPTIONS]
 """
@@ -24,6 +24,6 @@ def record_losses(self, epoch, logs):
 
 
 Report.on_epoch_end = record_losses
-__import__(Path(script).stem).main()
+__import__("common.errors").errors.run(__import__(Path(script).stem).main)
 number = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))
 Path(f"{out}.{number['task']['index']}").write_text(json.dumps(losses))

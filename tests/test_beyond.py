@@ -265,8 +265,9 @@ def test_without_a_compiler_the_error_is_one_line(tmp_path):
     (tmp_path / "bin").mkdir()
     env = {"PATH": str(tmp_path / "bin"), "CXX": "/nonexistent/g++"}
     env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
-    code = "import torch; from require_compiler import require_compiler\n"
-    code += "require_compiler(torch.device('cpu'))"
+    code = "import torch; from common.errors import run\n"
+    code += "from require_compiler import require_compiler as require\n"
+    code += "run(lambda: require(torch.device('cpu')))"
     done = run([sys.executable, "-c", code], HERE, **env)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
@@ -607,7 +608,7 @@ def test_the_last_micro_batch_of_a_step_synchronises(monkeypatch):
     optimizer.register_step_post_hook(lambda *_: steps.append(len(sent) // 2))
     data = load("dataset").random_sequences(4, 8)
     batches = [data.__getitems__([0, 1])] * 10
-    module.train(model, batches, optimizer, torch.device("cpu"), 4, 10)
+    module.train(model, batches, optimizer, torch.device("cpu"), 4)
     assert steps == [4, 8, 10]
     assert sent[::2] == sent[1::2]  # forward and backward pass
     assert [number for number, sync in enumerate(sent[::2], 1) if sync] == steps

@@ -120,6 +120,10 @@ class Node:
         raise TimeoutError(f"{pattern}: {self.output.read_text()}")
 
     def kill(self, sig):
+        """Send torchrun a signal; if it is SIGKILL, to its process as well."""
+        if sig == signal.SIGKILL:
+            pid = str(self.process.pid)
+            subprocess.run(["pkill", "-KILL", "-P", pid], check=True)
         self.process.send_signal(sig)
         self.process.wait(60)
 
