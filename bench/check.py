@@ -446,7 +446,6 @@ def read_data(root):
             if all(there):
                 found["exercises"].append(exercise)
             paths += [path for some in there for path in some]
-        paths += [file for path in paths for file in path.glob("*")]
         if files := [path for path in paths if path.is_file()]:
             found["file"] = str(max(files, key=os.path.getsize))
             with open(found["file"], "rb", buffering=0) as file:

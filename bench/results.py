@@ -12,7 +12,7 @@ from pathlib import Path
 from common.errors import UserError
 
 # What parse_run() may raise for a line that RunLog did not write.
-NOT_A_RUN = ValueError, TypeError, LookupError, OverflowError, RecursionError
+NOT_A_RUN = ValueError, TypeError, LookupError, ArithmeticError, RecursionError
 COUNTS = "gpus", "nodes", "batch", "batch_per_gpu", "size", "epochs"
 NUMBERS = "seconds_per_epoch", "training_seconds", "accuracy", "peak_memory_gb"
 

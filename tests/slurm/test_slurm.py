@@ -33,9 +33,14 @@ names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
 me = [socket.gethostname(), *map(os.environ.get, names)]
 sys.stdout.write(" ".join(me) + "\\n")
 """
-MISTAKE = "import common.cli; raise common.cli.UserError('a mistake: type this')"
+MISTAKE = """
+from common.errors import UserError, run
+def main():
+    raise UserError("a mistake: type this")
+run(main)
+"""
 FAILS = """
-import common.cli, torch, torch.distributed as dist
+import torch, torch.distributed as dist
 dist.init_process_group()
 dist.all_reduce(torch.ones(1, device="cpu"))
 if dist.get_rank() == dist.get_world_size() - 1:
