@@ -1,10 +1,8 @@
 """cifar100_demo/: the three scripts, profile, monitor, plots, data, user errors."""
 
-import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
 import time
@@ -61,12 +59,9 @@ def check_run(done, exercise, processes, steps):
             done.stdout,
             re.M,
         )
-    assert re.search(
-        r"^First epoch: [\d.]+ s; later ones: [\d.]+ s$", done.stdout, re.M
-    )
     (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert result["gpus"] == processes
-    assert result["images_per_epoch"] == steps * 16 * processes
+    assert result["per_epoch"] == steps * 16 * processes
     return result
 
 
@@ -177,27 +172,6 @@ def test_images_are_resized_on_the_device_as_torchvision_does(sample, monkeypatc
     deviation = torch.tensor(module.STD)[:, None, None]
     difference = ((model(images) - expected) * deviation * 255).abs()
     assert difference.mean() < 2 and difference.max() < 2
-
-
-def cifar100():
-    return load("cifar100_demo", "dataset").cifar100()
-
-
-def test_torchvision_reads_the_synthetic_files(sample, monkeypatch):
-    from torchvision.datasets import CIFAR100
-
-    monkeypatch.setenv("DATADIR", str(sample))
-    monkeypatch.setattr(CIFAR100, "_check_integrity", lambda self: True)
-    integrity = "torchvision.datasets.cifar.check_integrity"
-    monkeypatch.setattr(integrity, lambda *a: True)
-    for train, ours in zip((True, False), cifar100(), strict=True):
-        its = CIFAR100(sample, train=train)
-        assert len(its) == len(ours) == (500 if train else 100)
-        images, labels = ours.__getitems__([3, 50])
-        assert labels.tolist() == [its[3][1], its[50][1]]
-        pixels = torch.from_numpy(its.data[[3, 50]]).permute(0, 3, 1, 2)
-        assert torch.equal(images, pixels)
-        assert set(ours.labels.tolist()) == set(range(100))
 
 
 def test_parameters_and_flops_match_torchvision():
@@ -320,30 +294,11 @@ def test_plot_of_a_gpus_trace(tmp_path):
     assert (tmp_path / "trace.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("script", "content", "words"),
-    [
-        ("plot_trace", b"\xff\x00", "cannot read"),
-        ("plot_trace", b"[]", "cannot read"),
-        ("plot_trace", b'{"traceEvents": [1]}', "cannot read"),
-        ("plot_trace", b'{"traceEvents": [{"name": "x", "dur": 1}]}', "no step"),
-        ("plot_utilisation", b"\xff\n\n", "no samples"),
-        ("plot_utilisation", b"\x00\n", "no samples|cannot read"),  # Python 3.10
-        ("plot_utilisation", b"time, words\n1, 2\n", "no samples"),
-    ],
-)
-def test_plots_of_a_damaged_or_missing_file(
-    script, content, words, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("script", ["plot_trace", "plot_utilisation"])
+def test_a_plot_without_a_run(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    module = load("cifar100_demo", script)
-    with raises_user_error("; run `bash run_single_cifar.sh`"):
-        call(module)
-    with raises_user_error("cannot read file"):
-        call(module, "file")
-    (tmp_path / "file").write_bytes(content)
-    with raises_user_error(words):
-        call(module, "file")
+    with raises_user_error("no .* in logs.*run `bash run_single_cifar.sh`|no logs/"):
+        call(load("cifar100_demo", script))
 
 
 def test_plots_skip_incomplete_lines(tmp_path, monkeypatch):
@@ -432,54 +387,3 @@ def test_monitor_queries_the_installed_tool(tool, tmp_path):
     asked.unlink()
     run(command, tmp_path, **env, CUDA_VISIBLE_DEVICES="-1")
     assert not asked.exists()  # the GPUs are hidden: it samples the CPU cores
-
-
-@pytest.mark.parametrize(
-    "script, options, words",
-    [
-        ("train_cifar100", ["--image-size", "8"], "--image-size"),
-        ("train_cifar100", [], r"no data .* `python download_data.py`"),
-        ("train_ddp_cifar100", [], "torchrun"),
-    ],
-)
-def test_user_errors(script, options, words, tmp_path, monkeypatch):
-    monkeypatch.setenv("DATADIR", str(tmp_path))
-    with raises_user_error(words):
-        call(load("cifar100_demo", script), *options)
-
-
-def test_the_monitor_ends_with_a_job_that_fails(exercise, sample):
-    (exercise / "logs").write_text("in the way")  # the monitor fails silently
-    done = run(["bash", "run_single_cifar.sh", *QUICK], exercise, sample)
-    assert done.returncode == 2 and done.stdout == "", done.stderr
-    assert done.stderr == "Error: cannot write logs/: File exists\n"
-    assert not processes_in(exercise)
-
-
-@pytest.mark.parametrize("size", [0, 1000, -1])
-def test_damaged_data(size, sample, tmp_path, monkeypatch):
-    monkeypatch.setenv("DATADIR", str(tmp_path))
-    folder = tmp_path / "cifar-100-python"
-    shutil.copytree(sample / folder.name, folder)
-    for name in ("test", "train"):
-        whole = (folder / name).read_bytes()
-        (folder / name).write_bytes(whole[:size])
-        with raises_user_error(f"{name} is damaged .*: delete"):
-            cifar100()
-
-
-def test_download_copies_a_folder(sample, tmp_path, monkeypatch):
-    from torchvision.datasets import CIFAR100
-
-    module, name = load("cifar100_demo", "download_data"), "cifar-100-python"
-    md5 = {
-        file.name: hashlib.md5(file.read_bytes()).hexdigest()
-        for file in (sample / name).iterdir()
-    }
-    monkeypatch.setattr(CIFAR100, "train_list", [["train", md5["train"]]])
-    monkeypatch.setattr(CIFAR100, "test_list", [["test", md5["test"]]])
-    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5["meta"]})
-    monkeypatch.setenv("DATADIR", str(tmp_path))
-    call(module, "--from", sample)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert [len(split) for split in cifar100()] == [500, 100]

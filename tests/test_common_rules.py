@@ -65,7 +65,7 @@ def test_each_name_in_common_is_used_by_two_exercises():
     for exercise in EXERCISES:
         for name in expand(imported(exercise), sources):
             users[name].add(exercise)
-    assert {"RunLog", "to_metrics", "peak_memory", "HINTS", "torchrun"} <= set(users)
+    assert {"RunLog", "to_metrics", "peak_memory", "run", "torchrun"} <= set(users)
     assert {name: who for name, who in users.items() if len(who) < 2} == {}
 
 

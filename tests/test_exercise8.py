@@ -39,7 +39,7 @@ def test_no_synchronisation_on_a_gpu(monkeypatch):
     optimizer = torch.optim.RMSprop(model.parameters(), 1e-5)
     images = torch.zeros(3, 3, 150, 150, dtype=torch.uint8).pin_memory()
     batches = [(images, torch.ones(3).pin_memory())] * 3
-    monkeypatch.setattr(module, "to_metrics", lambda sums: sums)
+    monkeypatch.setattr(module, "to_metrics", lambda sums, training: sums)
     module.train(model, batches, optimizer, device)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -66,9 +66,6 @@ def test_vgg16_is_torchvisions(tmp_path, monkeypatch):
     torch.save(state | {"classifier.0.bias": torch.zeros(4096)}, file)
     loaded = load_features("vgg16").state_dict()
     assert all(torch.equal(state[f"features.{k}"], v) for k, v in loaded.items())
-    torch.save({"features.0.bias": torch.zeros(64)}, file)
-    with raises_user_error("damaged"):
-        load_features("vgg16")
 
 
 def test_tinyvgg_has_its_weights():

@@ -52,6 +52,8 @@ def test_it_runs_on_cpu_cores(tmp_path):
     assert "test_gpu.py" in output[2] and "install.sh" not in output[2], output[2]
     lines = (repository / "exercise8/logs/results.jsonl").read_text().splitlines()
     names = "pytorch_dvc_cnn_pretrained", "pytorch_dvc_cnn_pretrained_multigpu"
-    assert tuple(json.loads(line)["script"] for line in lines) == names
+    assert tuple(json.loads(li)["script"] for li in lines) == tuple(
+        f"{name}.py" for name in names
+    )
     table = output[3].partition("speed-up")[2]
     assert all(f"{name} " in table for name in names), output[3][-2000:]

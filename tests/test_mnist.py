@@ -1,24 +1,16 @@
 """mnist_multigpu/: run scripts, profiles, model, data, the README's line numbers."""
 
-import gzip
-import hashlib
 import json
 import re
-import shutil
-import sys
 from argparse import Namespace
 
 import pytest
 import torch
 from conftest import (
     REPOSITORY,
-    call,
     copy_exercise,
-    fails,
     load,
-    raises_user_error,
     run,
-    serving,
 )
 from torch import nn
 from torch.nn import functional as F
@@ -66,7 +58,7 @@ def test_the_course_command_and_its_profile(exercise, sample):
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^Test set: ", done.stdout, re.M)) == 5
     (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
-    assert result["batch_per_gpu"] == 128 and result["options"]["epochs"] == 5
+    assert result["options"]["batch_size"] == 128 and len(result["epoch_ends"]) == 5
     assert result["profiled"]  # compare.py keeps such runs apart
     report = done.stdout[done.stdout.index("Timer unit") :]
     for line in (
@@ -138,88 +130,3 @@ def test_the_model_equals_the_courses():
     dropouts = [layer.p for layer in model.children() if type(layer) is nn.Dropout]
     assert dropouts == [0.25, 0.5]
     assert not torch.equal(model.train()(images), model.eval()(images))
-
-
-def test_data(sample, monkeypatch):
-    monkeypatch.setenv("DATADIR", str(sample))
-    train_set, test_set = load("mnist_multigpu", "dataset").mnist()
-    assert (len(train_set), len(test_set)) == (600, 100)
-    images, labels = train_set.__getitems__([5, 9])
-    assert images.shape == (2, 1, 28, 28) and images.dtype == torch.uint8
-    assert labels.dtype == torch.int64
-    assert set(train_set.labels.tolist()) == set(range(10))
-
-
-def test_data_in_the_exercises_own_folder(exercise, sample):
-    """The error says how to use the data, and git ignores them."""
-    shutil.copytree(sample / "MNIST", exercise / "data/MNIST", dirs_exist_ok=True)
-    done = run([sys.executable, "mnist_singlegpu.py"], exercise, sample / "none")
-    fails(done, f"run `export DATADIR={exercise}/data`")
-    ignored = ["git", "check-ignore", "mnist_multigpu/data/MNIST"]
-    assert run(ignored, REPOSITORY).returncode == 0
-
-
-@pytest.mark.parametrize("size", [0, 5, 1000, None])
-def test_damaged_data(size, sample, tmp_path, monkeypatch):
-    broken = shutil.copytree(sample / "MNIST", tmp_path / "MNIST")
-    file = broken / "raw/train-images-idx3-ubyte"
-    body = file.read_bytes()
-    file.unlink()
-    if size is not None:
-        file.write_bytes(body[:size])
-    monkeypatch.setenv("DATADIR", str(tmp_path))
-    with raises_user_error(r"damaged .*delete it"):
-        load("mnist_multigpu", "dataset").mnist()
-
-
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ([], r"no data .* `python download_data.py`"),
-        (["--epochs", "0"], "--epochs"),
-        (["--batch-size", "-3"], "--batch-size"),
-        (["--save-model"], "cannot write mnist_cnn.pt"),
-    ],
-)
-def test_user_errors_are_one_line(options, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DATADIR", str(tmp_path / "none"))
-    (tmp_path / "mnist_cnn.pt").mkdir()
-    with raises_user_error(words):
-        call(load("mnist_multigpu", "mnist_singlegpu"), *options)
-    assert not (tmp_path / "logs").exists()
-
-
-def test_download(sample, tmp_path, monkeypatch):
-    """From a server, at first with one file missing; then from a folder."""
-    from torchvision.datasets import MNIST
-
-    module = load("mnist_multigpu", "download_data")
-    served, gone = tmp_path / "served", tmp_path / "gone"
-    served.mkdir()
-    resources = []
-    for file in (sample / "MNIST/raw").iterdir():
-        packed = gzip.compress(file.read_bytes())
-        (served / f"{file.name}.gz").write_bytes(packed)
-        resources.append((f"{file.name}.gz", hashlib.md5(packed).hexdigest()))
-    monkeypatch.setattr(MNIST, "resources", resources)
-    monkeypatch.setattr(MNIST, "mirrors", [])
-    monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
-    with serving(served) as url:
-        (served / resources[-1][0]).rename(gone)
-        with raises_user_error("login node"):
-            call(module, "--url", url)
-        assert not list((tmp_path / "data").iterdir())
-        gone.rename(served / resources[-1][0])
-        call(module, "--url", url)
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["MNIST"]
-    assert len(load("mnist_multigpu", "dataset").mnist()[0]) == 600
-
-    monkeypatch.setenv("DATADIR", str(tmp_path / "copy"))
-    call(module, "--from", tmp_path / "data")
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["MNIST"]
-    (tmp_path / "data/MNIST/raw/t10k-images-idx3-ubyte").write_bytes(b"half")
-    monkeypatch.setenv("DATADIR", str(tmp_path / "half"))
-    with raises_user_error("no complete MNIST .*choose another --from"):
-        call(module, "--from", tmp_path / "data")
-    assert not list((tmp_path / "half").iterdir())
