@@ -506,6 +506,17 @@ def test_lines_that_are_not_runs_are_reported_and_skipped(tmp_path, capsys):
         read_runs(["none.jsonl"])
 
 
+def test_epochs_that_vary_have_a_note():
+    steady = result(NAME, 1, 100, epochs=4, epoch_ends=[5, 6, 7.4, 8.4])
+    busy = steady | {"epoch_ends": [5, 6, 7.6, 8.6, 99]}  # the last is fine-tuning
+    one, other = parse_run(steady), parse_run(busy)
+    assert one["notes"] == []
+    text = (
+        f"epochs of 1.0 to 1.6 s: repeat {NAME} on 1 x H200 while nothing else runs"
+    )
+    assert other["notes"] == [text] and other["epochs"] == 4
+
+
 def test_verbose_runs_are_skipped(tmp_path, capsys):
     chatty = [result(NAME, 1, speed, verbose=True) for speed in (50, 60)]
     files = hand_in(tmp_path, anna=[*chatty, result(NAME, 1, 100, verbose=False)])
@@ -533,6 +544,10 @@ def test_compare_prints_a_table_and_writes_a_plot(tmp_path):
         done = run([*command, image], REPOSITORY / "exercise8")
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
         assert f"cannot write {image}" in done.stderr
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError")
+    done = run([*command, plot], REPOSITORY / "exercise8", PYTHONPATH=tmp_path)
+    assert done.returncode == 2 and "1.90" in done.stdout
+    assert done.stderr == "Error: no matplotlib; run `pip install matplotlib`\n"
     for page in "page.jsonl", "/dev/null/page.html":  # spares students' results
         done = run([*command, plot, "--html", page], REPOSITORY / "exercise8")
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
@@ -543,10 +558,14 @@ def test_compare_prints_a_table_and_writes_a_plot(tmp_path):
 
 
 def test_the_page_of_a_class(tmp_path):
-    """Constant columns are above the table. Names of folders are not HTML."""
-    two, people = f"{NAME}_multigpu", ("anna", "<b>ben")
+    """Constant columns are above the table. Names of folders are not HTML.
+
+    Nor are they always UTF-8, and a results file can hold half of a character.
+    """
+    two, people = f"{NAME}_multigpu", ("anna", "<b>ben\udcff")
     runs = {p: [result(NAME, 1, 100), result(two, 2, 190, lr=0.5)] for p in people}
     runs[people[1]][0]["finished"] = "2026-11-21T10:30:00+0100"
+    runs["anna"][1]["cpu"] = "\ud800"
     hand_in(tmp_path / "class", **runs)
     page = tmp_path / "new/class.html"
     command = [sys.executable, "../bench/compare.py", tmp_path / "class"]
