@@ -23,7 +23,7 @@ from check import REQUIRED_FILES
 from timing import HEAD, format_row
 
 from common.data import REPOSITORY, data_dir
-from common.errors import run
+from common.errors import UserError, run
 from common.synthetic import SYNTHETIC_DIR
 
 BENCH = Path(__file__).resolve().parent
@@ -88,17 +88,24 @@ def measure_rows(exercise, root, synthetic, *, repeats, seconds):
             raise subprocess.CalledProcessError(job.returncode, launch)
 
 
-def run_check():
-    """Return check.py's results on the machine's GPUs, or on two CPU cores."""
+def run_check(limit=600):
+    """Return check.py's results on the machine's GPUs, or on two CPU cores.
+
+    Raises UserError if it does not finish within `limit` seconds.
+    """
     print("Checking the machine with check.py: up to two minutes\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "check.json")
         processes = f"--nproc-per-node={torch.accelerator.device_count() or 2}"
         command = [*TORCHRUN, processes, "check.py", "--to", file]
-        subprocess.run(command, cwd=BENCH)
+        with subprocess.Popen(command, cwd=BENCH) as job:
+            try:
+                job.wait(limit)
+            except subprocess.TimeoutExpired:
+                job.terminate()  # torchrun then ends the ranks
         found = json.loads(file.read_text()) if file.exists() else {}
         if not found.get("finished"):
-            sys.exit("Error: check.py did not finish; see its output above")
+            raise UserError("check.py did not finish; see its output above")
         for row in found["data"]:  # the file is published: no paths of this machine
             del row["datadir"], row["file"]
         return found

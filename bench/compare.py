@@ -411,11 +411,16 @@ def main():
     for title, (lines, notes) in tables.items():
         print(f"\n{title}")
         print_table(lines, notes)
-    save(plot(groups), args.plot)
-    print(f"\nPlot saved to {Path(args.plot).absolute()}")
+    print()
     if args.html:
         write_page(args.html, tables)
         print(f"Page saved to {Path(args.html).absolute()}")
+    try:
+        figure = plot(groups)
+    except ModuleNotFoundError:
+        raise UserError("no matplotlib; run `pip install matplotlib`") from None
+    save(figure, args.plot)
+    print(f"Plot saved to {Path(args.plot).absolute()}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     torchrun ... count_waits.py FILE SCRIPT.py [OPTIONS]
 
 The script runs unchanged. PyTorch warns of each wait, with its line
-(torch.cuda.set_sync_debug_mode). Each rank writes FILE.RANK as JSON: the number of
-steps, the median number of waits per step, and the lines that wait most.
+(set_sync_debug_mode of the GPU's module). Each rank writes FILE.RANK as JSON: the
+number of steps, the median number of waits per step, and the lines that wait most.
+Where PyTorch has no such warnings, as on Intel's GPUs, no waits are counted.
 """
 
 import json
@@ -36,8 +37,10 @@ def main():
             show(message, category, filename, number, *more)
 
     def count(*_):
-        if torch.cuda.is_available():  # only now: the script picks its GPU first
-            torch.cuda.set_sync_debug_mode("warn")
+        # Only now, as the script picks its GPU first.
+        gpu = torch.get_device_module()
+        if hasattr(gpu, "set_sync_debug_mode") and torch.accelerator.is_available():
+            gpu.set_sync_debug_mode("warn")
         waits.append(lines.total())
 
     warnings.filterwarnings("always", message=WARNING)

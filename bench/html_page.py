@@ -101,6 +101,6 @@ def write_page(file, tables):
     page = f'<!doctype html><html lang="en">{head}<h1>Speed-ups</h1>\n'
     try:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(page + "\n".join(sections), "utf-8")
+        Path(file).write_text(page + "\n".join(sections), "utf-8", "replace")
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from None

@@ -7,12 +7,15 @@ import json
 import os
 import sys
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 from common.errors import UserError
 
 # What parse_run() may raise for a line that RunLog did not write.
 NOT_A_RUN = ValueError, TypeError, LookupError, ArithmeticError, RecursionError
+# The slowest epoch by the fastest: more means that the machine was busy.
+MAX_VARIATION = 1.5
 COUNTS = "gpus", "nodes", "batch", "batch_per_gpu", "size", "epochs"
 NUMBERS = "seconds_per_epoch", "training_seconds", "accuracy", "peak_memory_gb"
 
@@ -138,7 +141,13 @@ def parse_run(fields, owner=""):
         if here > run["cpus"]:
             run["device"] += f" ({here} share {run['cpus']})"
     run["owner"], run["owners"], run["notes"] = owner, {owner}, []
-    run["epochs"] = min(len(run["epoch_ends"]), requested)
+    ends = run["epoch_ends"][:requested]
+    run["epochs"] = len(ends)
+    seconds = [end - start for start, end in pairwise(ends)]  # from epoch 2
+    if seconds and max(seconds) > MAX_VARIATION * min(seconds):
+        text = f"epochs of {min(seconds):.1f} to {max(seconds):.1f} s: repeat"
+        script = f"{run['name']} on {run['gpus']} x {run['processor']}"
+        run["notes"].append(f"{text} {script} while nothing else runs")
     if run["epochs"] < requested:
         text = f"{owner} ran {run['epochs']} of {requested} epochs".strip()
         run["notes"].append(f"{text}: stopped or resumed")

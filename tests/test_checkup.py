@@ -528,7 +528,8 @@ def test_levels_change_the_status(tmp_path):
     no_seed = changed([("torch.manual_seed(rank)", "torch.manual_seed(0)")])
     _, output, status = check(no_seed, tmp_path)
     assert status == 0 and "checked, 0 errors, 1 warning\n" in output, output
-    assert check(no_seed, tmp_path, "--strict")[2] == 1
+    _, output, status = check(no_seed, tmp_path, "--strict")
+    assert status == 1 and "If torchrun reports it below, nothing crashed." in output
     states, _, status = check(no_seed, tmp_path, "--strict", "--ignore=seeds")
     assert status == 0 and states["seeds"] == "ignored"
 
@@ -544,6 +545,35 @@ def test_a_rank_that_is_killed(tmp_path):
     script = script.replace("    if rank and", "    dist.barrier()\n    if rank and")
     states, output, status = check(script, tmp_path)
     assert status == 1 and "Rank 1 was killed: see its error." in output, output
+
+
+EXITS = """
+import os, time
+exit(3) if os.environ["RANK"] == "1" else time.sleep(60)
+"""
+TWO_JOBS = """
+    spawn = mp.get_context("spawn").Process
+    for epochs in 3, 1:  # the shorter one shows no bug
+        ranks = [spawn(target=train, args=(rank, 2, epochs)) for rank in (0, 1)]
+        [rank.start() for rank in ranks]
+        [rank.join() for rank in ranks]
+"""
+
+
+@pytest.mark.slow
+def test_the_highest_status_counts(tmp_path):
+    """Of two ranks, and of the jobs that a script starts one after the other."""
+    (tmp_path / "exits.py").write_text(EXITS)
+    program = (PROGRAMS / "spawned.py").read_text()
+    program = program.replace("sampler.set_epoch(epoch)", "pass")
+    program = program.replace("    mp.spawn(train, args=(2, 3), nprocs=2)", TWO_JOBS)
+    (tmp_path / "spawned.py").write_text(program)
+    command = [sys.executable, REPOSITORY / "clinic/checkup"]
+    done = run([*command, "-n2", "exits.py"], tmp_path, OMP_NUM_THREADS="1")
+    assert done.returncode == 3, done.stderr  # rank 0, which has no partner, has 1
+    done = run([*command, "spawned.py"], tmp_path, PORT=free_port())
+    assert done.returncode == 1, done.stderr
+    assert re.findall(r"\d errors?", done.stdout) == ["1 error", "0 errors"]
 
 
 def test_one_line_for_what_cannot_be_run(tmp_path):

@@ -122,26 +122,27 @@ def test_autocast_is_in_the_model():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("script, dtype", [("cinic", None), ("cinic_amp", "bf16")])
 def test_no_synchronisation_on_a_gpu(script, dtype, monkeypatch):
     """From the second epoch on, until its sums are read."""
     largest_batch, module = (load("cinic_lab", n) for n in ("largest_batch", script))
     train, to_metrics, epochs = module.train, module.to_metrics, []
+    gpu = torch.get_device_module()
 
     def strict_train(*args):
         epochs.append(args)
-        torch.cuda.set_sync_debug_mode("error" if len(epochs) > 1 else "default")
+        gpu.set_sync_debug_mode("error" if len(epochs) > 1 else "default")
         train(*args)
 
     def relaxed_metrics(*args):
-        torch.cuda.set_sync_debug_mode("default")
+        gpu.set_sync_debug_mode("default")
         return to_metrics(*args)
 
     monkeypatch.setattr(module, "train", strict_train)
     monkeypatch.setattr(module, "to_metrics", relaxed_metrics)
     dtype = torch.bfloat16 if dtype else None
-    device = torch.device("cuda", 0)
+    device = torch.accelerator.current_accelerator()
     largest_batch.train(module, "resnet18", 4, device, dtype)
     assert len(epochs) == 2
 

@@ -31,21 +31,21 @@ def test_the_head_is_trained_then_the_last_block_too(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 def test_no_synchronisation_on_a_gpu(monkeypatch):
     module = load("exercise8", "pytorch_dvc_cnn_pretrained")
-    device = torch.device("cuda")
+    gpu, device = torch.get_device_module(), torch.accelerator.current_accelerator()
     model = module.Classifier("tinyvgg", "none").to(device)
     optimizer = torch.optim.RMSprop(model.parameters(), 1e-5)
     images = torch.zeros(3, 3, 150, 150, dtype=torch.uint8).pin_memory()
     batches = [(images, torch.ones(3).pin_memory())] * 3
     monkeypatch.setattr(module, "to_metrics", lambda sums, training: sums)
     module.train(model, batches, optimizer, device)
-    torch.cuda.set_sync_debug_mode("error")
+    gpu.set_sync_debug_mode("error")
     try:
         module.train(model, batches, optimizer, device)
     finally:
-        torch.cuda.set_sync_debug_mode("default")
+        gpu.set_sync_debug_mode("default")
 
 
 def test_vgg16_is_torchvisions(tmp_path, monkeypatch):

@@ -91,12 +91,13 @@ def test_plain_pytorch_computes_the_same_losses(exercise, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two GPUs")
 def test_data_parallel_splits_a_batch(exercise):
     command = [sys.executable, "dp.py", *HELLO, "--sequences", 16]
     done = run(command, exercise, CUDA_VISIBLE_DEVICES="0,1")
+    kind = torch.accelerator.current_accelerator().type
     for gpu in (0, 1):
-        assert f"Hello from cuda:{gpu} with input size (8, 16)" in done.stdout
+        assert f"Hello from {kind}:{gpu} with input size (8, 16)" in done.stdout
 
 
 def test_the_model(capsys):

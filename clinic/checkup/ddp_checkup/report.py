@@ -59,6 +59,9 @@ def report(options, ranks, stop):
     states = [row["state"] for row in rows]
     failed = (stop and stop[0] == "failed") or None in ranks
     bad = "error" in states or (options.strict and "warning" in states)
+    if bad and not failed and not options.ranks:
+        line = "The exit status is 1. If torchrun reports it below, nothing crashed."
+        print(line, file=state.stdout, flush=True)
     return int(bool(failed or bad))
 
 
