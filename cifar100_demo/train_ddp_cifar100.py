@@ -164,7 +164,7 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        sums = train(  # DDP: wrapped
+        sums = train(  # DDP: the wrapped model
             ddp_model, train_loader, optimizer, device, args, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start

@@ -170,7 +170,8 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        train(args, ddp_model, device, loader, optimizer, epoch, log)  # DDP: wrapped
+        # DDP: the wrapped model
+        train(args, ddp_model, device, loader, optimizer, epoch, log)
         seconds = time.perf_counter() - epoch_start
         test_metrics = test(model, device, log.progress(test_loader, "test"))
         log.epoch(epoch, len(train_set), seconds, test=test_metrics)

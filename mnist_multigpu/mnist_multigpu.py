@@ -162,7 +162,8 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        train(args, dp_model, device, loader, optimizer, epoch, log)  # DP: wrapped
+        # DP: the wrapped model
+        train(args, dp_model, device, loader, optimizer, epoch, log)
         seconds = time.perf_counter() - epoch_start
         test_metrics = test(model, device, log.progress(test_loader, "test"))
         log.epoch(epoch, len(train_set), seconds, test=test_metrics)

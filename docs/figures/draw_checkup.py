@@ -3,13 +3,13 @@
 python docs/figures/draw_checkup.py
 """
 
-from common.errors import run
 import os
 import subprocess
 import sys
 
 from matplotlib.figure import Figure
 
+from common.errors import run
 from figure_utils import REPOSITORY, save
 
 FOLDER = REPOSITORY / "clinic" / "checkup"

@@ -5,13 +5,13 @@
 dp_ddp_intro/dp_by_hand.py counts the bytes and FLOPs.
 """
 
-from common.errors import run
 import sys
 from itertools import accumulate
 
 from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.errors import run
 from figure_utils import COLOURS, REPOSITORY, save
 
 sys.path.append(str(REPOSITORY / "dp_ddp_intro"))

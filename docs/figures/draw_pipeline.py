@@ -6,13 +6,13 @@ Each GPU follows the order of torch.distributed.pipelining, and starts an operat
 as soon as its input is there.
 """
 
-from common.errors import run
 from fractions import Fraction
 from functools import cache
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from common.errors import run
 from figure_utils import save
 
 GPUS, MICRO_BATCHES = 4, 8

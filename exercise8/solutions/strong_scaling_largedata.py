@@ -90,7 +90,8 @@ def fit(model, loaders, optimizer, epochs, device, log):
         train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
         batches = log.progress(train_loader, "training")
-        train_metrics = train(ddp_model, batches, optimizer, device)  # DDP: wrapped
+        # DDP: the wrapped model
+        train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         val_metrics = evaluate(model, log.progress(val_loader, "validation"), device)
         images = len(train_loader.dataset)
