@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ import torch
 from conftest import REPOSITORY, free_port
 from fork_ranks import Run
 from record_rank import record
+
+from common.errors import run
 
 TINY = ("--layers=2", "--width=32", "--heads=4", "--length=16", "--lr=0.3")
 TINY += ("--sequences=48", "--batch-size=12")
@@ -30,8 +33,9 @@ def test_it_continues_on_any_number_of_processes(tmp_path):
     """With the losses of one process that was never stopped, momentum included."""
     (tmp_path / "one").mkdir()
     single = "dp_ddp_intro/single.py"
-    run = start(tmp_path / "one", "--epochs=6", ranks=0, script=single)
-    (expected,) = run.results()
+    (expected,) = start(
+        tmp_path / "one", "--epochs=6", ranks=0, script=single
+    ).results()
     seen = []
     for ranks, epochs in (2, 2), (1, 3), (3, 6):
         first, *others = start(tmp_path, f"--epochs={epochs}", ranks=ranks).results()
@@ -70,6 +74,7 @@ def read_other_file(module, rank):
     """Make rank 1 find no checkpoint, as on a node with a disk of its own."""
     exists = Path.exists
     Path.exists = lambda path: rank == 0 and exists(path)
+    module.main = partial(run, module.main)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +91,9 @@ def read_other_file(module, rank):
     ],
 )
 def test_user_errors(ranks, options, patch, words, saved):
-    run = start(saved, *options, ranks=ranks, patch=patch)
-    assert run.join() == [2] * ranks
-    (line,) = re.findall("^Error: .*", run.output(), re.M)
+    ended = start(saved, *options, ranks=ranks, patch=patch)
+    assert ended.join() == [2] * ranks
+    (line,) = re.findall("^Error: .*", ended.output(), re.M)
     assert re.search(words, line), line
 
 

@@ -107,7 +107,7 @@ def test_the_same_line_reads_the_same(statement):
             if re.match(statement, code):
                 reasons.add(
                     reason.partition(",")[0]
-                )  # "..., of what is trainable now"
+                )  # without a lesson's own addition
     assert len(reasons) == 1, reasons
 
 
