@@ -5,12 +5,14 @@ import os
 import platform
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import check
 import pytest
 import torch
 from conftest import REPOSITORY, copy_exercise, run, torchrun
+from torch.utils.flop_counter import FlopCounterMode
 
 NODE = platform.node().split(".")[0]
 KB, MB = 2**10, 2**20
@@ -298,6 +300,35 @@ def test_fast_operations_are_repeated_and_slow_ones_are_not(seconds, monkeypatch
     measured = check.median_seconds(operation, torch.device("cpu"))
     assert measured == pytest.approx(seconds)
     assert len(done) == 5 or (len(done) > 5 and now[0] < 0.8)
+
+
+def test_tflops_count_what_pytorch_counts(monkeypatch):
+    def picoseconds(operation, device):  # at 1 FLOP per picosecond
+        with FlopCounterMode(display=False) as counter:
+            operation()
+        return counter.get_total_flops() / 1e12
+
+    monkeypatch.setattr(check, "median_seconds", picoseconds)
+    assert {*check.matmul_tflops(torch.device("cpu")).values()} == {1.0}
+
+
+def bytes_from_disk():
+    return int(re.search("\nread_bytes: (.*)", Path("/proc/self/io").read_text())[1])
+
+
+def test_data_are_read_from_the_disk_and_not_from_memory(tmp_path):
+    file = tmp_path / "dogs-vs-cats/train-150.pt"
+    file.parent.mkdir()
+    with file.open("wb") as out:
+        out.write(bytes(8 * MB))
+        os.fsync(out.fileno())
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    start = bytes_from_disk()
+    file.read_bytes()  # now memory has it
+    if (before := bytes_from_disk()) == start:
+        pytest.skip(f"{tmp_path} is not on a disk")
+    assert check.read_data(tmp_path)["bytes_read"] == 8 * MB
+    assert bytes_from_disk() - before >= 8 * MB
 
 
 def make_job():

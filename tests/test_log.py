@@ -14,7 +14,7 @@ from conftest import raises_user_error
 from common.log import RunLog, rank0_print
 
 CPU = torch.device("cpu")
-ARGS = argparse.Namespace(batch_size=5, epochs=3, lr=0.1)
+ARGS = argparse.Namespace(batch_size=5, epochs=4, lr=0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_a_run_writes_its_result_and_scalars(folder, monkeypatch, capsys):
     log = RunLog(ARGS, CPU, gpus=2)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    for epoch, seconds in enumerate([50, 2, 4, 1000], start=1):
+    for epoch, seconds in enumerate([50, 2, 7, 3, 1000], start=1):
         model(torch.ones(3)).sum().backward()
         optimizer.step()
         # The last epoch is of fine-tuning, on other images.
@@ -69,21 +69,22 @@ def test_a_run_writes_its_result_and_scalars(folder, monkeypatch, capsys):
     assert {key: result[key] for key in expected} == expected
     assert 0.05 < result["peak_memory_gb"] < 100 and result["cpu"].strip()
     ends = result["epoch_ends"]
-    assert len(ends) == 4 and ends == sorted(ends) and result["finished"]
+    assert len(ends) == 5 and ends == sorted(ends) and result["finished"]
     assert capsys.readouterr().out.splitlines() == [
         "script on 2 x CPU core",
         "Batch size: 5 per CPU core x 2 CPU cores = 10",
         "Epoch 1: 50.0 s, 2.0 images/s; train loss 1 accuracy 50 %",
         "Epoch 2: 2.0 s, 50.0 images/s; train loss 0.5 accuracy 50 %",
-        "Epoch 3: 4.0 s, 25.0 images/s; train loss 0.3333 accuracy 50 %",
-        "Epoch 4: 1000.0 s, 0.0 images/s; train loss 0.25 accuracy 50 %",
+        "Epoch 3: 7.0 s, 14.3 images/s; train loss 0.3333 accuracy 50 %",
+        "Epoch 4: 3.0 s, 33.3 images/s; train loss 0.25 accuracy 50 %",
+        "Epoch 5: 1000.0 s, 0.0 images/s; train loss 0.2 accuracy 50 %",
         "First epoch: 50.0 s; later ones: 3.0 s",
         "Result added to logs/results.jsonl",
     ]
     (run,) = folder.glob("logs/script-77-*-batch5x2-*")
     events = event_accumulator.EventAccumulator(str(run)).Reload()
     assert [e.value for e in events.Scalars("train/loss")][:2] == [1, 0.5]
-    assert [e.step for e in events.Scalars("images_per_second")] == [1, 2, 3, 4]
+    assert [e.step for e in events.Scalars("images_per_second")] == [1, 2, 3, 4, 5]
 
 
 def test_only_rank_0_reports(folder, monkeypatch, capsys):

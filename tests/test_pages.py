@@ -35,10 +35,12 @@ def new_rows(left, right):
 
 @each_pair
 def test_each_changed_row_is_explained(left, right):
-    why = build.explain(build.folder_of(right))
-    for row in new_rows(left, right):
-        words = re.sub("<.*?>", "", why(row)).split()
+    why, (html, _) = build.explain(build.folder_of(right)), build.table(left, right)
+    shown = re.findall(r'id="why-[^"]*">(.*?)(?=\n<t[rb]|\Z)', html, re.S)
+    for row, text in zip(new_rows(left, right), shown, strict=True):
+        words = re.sub("<.*?>", "", text).split()
         assert 8 <= len(words) <= 100, f"{row}: {' '.join(words)}"
+        assert text.strip() == why(row).strip(), row
 
 
 @pytest.mark.parametrize("file", ROWS, ids=lambda file: file.parent.name)
@@ -49,6 +51,10 @@ def test_each_explained_row_is_in_a_script(file):
     shown = re.findall(r"^ {4}(.+)$", file.read_text(), re.M)
     assert shown and {row.strip() for row in shown} <= known
     assert len({build.comment(row) for row in shown}) == len(shown)
+    why, own = build.explain(folder), build.explanations(f"{folder}/ROWS.md")
+    for row in shown:  # not what another page says of such a row
+        text, name = own[build.comment(row)]
+        assert why(row) == build.Renderer(name, "").parse(text), row
 
 
 @each_pair
