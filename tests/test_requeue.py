@@ -129,6 +129,12 @@ def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
     assert same(exercise, undisturbed[0])
 
 
+def test_the_epoch_has_less_time_than_the_job():
+    script = (REPOSITORY / "cinic_lab/run-requeue.sh").read_text()
+    grace = int(re.search(r"{GRACE_SECONDS:-(\d+)}", script)[1])
+    assert 60 <= grace < int(re.search(r"--signal=B:USR1@(\d+)", script)[1])
+
+
 def test_a_requeued_job_takes_its_own_checkpoint(tmp_path, monkeypatch):
     """The newest, whatever other jobs and scripts have left."""
     monkeypatch.chdir(tmp_path)
