@@ -105,9 +105,7 @@ def test_the_same_line_reads_the_same(statement):
         above = re.findall(r"^ *# DDP: (.+)\n *(.+)$", text, re.M)
         for code, reason in commented + [pair[::-1] for pair in above]:
             if re.match(statement, code):
-                reasons.add(
-                    reason.partition(",")[0]
-                )  # without a lesson's own addition
+                reasons.add(reason.partition(",")[0])  # exercise 8 says more
     assert len(reasons) == 1, reasons
 
 
