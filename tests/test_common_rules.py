@@ -1,72 +1,11 @@
-"""Rules of common/: two exercises use each name; each exercise works alone.
+"""common/ knows no exercise, and each exercise works alone."""
 
-A name may be used directly, or through another name of common/ that is.
-"""
-
-import ast
 import re
 
 import pytest
 from conftest import EXERCISES, REPOSITORY
 
 MODULES = sorted(REPOSITORY.glob("common/[a-z]*.py"))
-
-
-def definitions():
-    """Return {name: source} of what common/ defines: functions, classes, constants.
-
-    What a module does when it is imported has the module's own name.
-    """
-    found = {}
-    for file in MODULES:
-        text = file.read_text()
-        found[file.stem] = ""
-        for statement in ast.parse(text).body:
-            source = ast.get_source_segment(text, statement)
-            defines = re.match(r"(?:def|class) (\w+)|([\w, ]+) = ", source)
-            if defines:
-                for name in re.split(", *", defines[1] or defines[2]):
-                    found[name] = found.get(name, "") + source
-            elif not source.startswith('"""'):
-                found[file.stem] += source
-    return found
-
-
-def imported(exercise):
-    """Return the names of common/ that the files of an exercise import or start."""
-    names = set()
-    for file in (REPOSITORY / exercise).rglob("*"):
-        if file.suffix in (".py", ".ipynb", ".sh", ".md"):
-            text = file.read_text()
-            pattern = r"from common(?:\.(\w+))? import (\([^)]*\)|[\w, ]*)"
-            for module, listed in re.findall(pattern, text):
-                names |= {module, *re.findall(r"\w+", listed)}
-            names |= set(re.findall(r"-m common\.(\w+)", text))
-            if "launch_nodes.sh" in text:
-                names.add("torchrun")
-    return names
-
-
-def expand(names, sources):
-    """Return these names of common/, and all names that they use in turn."""
-    seen, todo = set(), [name for name in names if name in sources]
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            words = re.findall(r"\w+", sources[name])
-            todo += [word for word in words if word in sources]
-    return seen
-
-
-def test_each_name_in_common_is_used_by_two_exercises():
-    sources = definitions()
-    users = {name: set() for name in sources}
-    for exercise in EXERCISES:
-        for name in expand(imported(exercise), sources):
-            users[name].add(exercise)
-    assert {"RunLog", "to_metrics", "peak_memory", "run", "torchrun"} <= set(users)
-    assert {name: who for name, who in users.items() if len(who) < 2} == {}
 
 
 def test_common_imports_nothing_from_the_exercises():
