@@ -99,6 +99,9 @@ table.add("check.py hangs", check, "import time; time.sleep(1000)")
 table.add("it hangs", hangs)
 table.add("it fails", fails)
 table.add("it works", lambda: {"loss": 1.5})
+hint = "torch.compile found no compiler; run `g++ --version`"
+command = [sys.executable, "-c", f"exit('{hint}')"]
+table.add("it cannot run", test_gpu.run, command, ".")
 print(table.print())
 """
 
@@ -116,6 +119,7 @@ def test_a_failure_is_in_the_table_and_the_rest_continues(tmp_path):
     assert results[2].startswith("timed out after 10 s")
     assert results[3] == "status 1: ValueError: this is it"
     assert results[4] == "ok" and rows[4]["loss"] == 1.5
+    assert results[5].startswith("skipped: torch.compile found no compiler")
 
 
 def test_the_first_turn_does_not_count():
