@@ -172,16 +172,6 @@ def test_a_killed_rank_ends_the_job(launch, intro):
     assert "ChildFailedError" not in output and "error_file" not in output
 
 
-@each_launch
-def test_no_rank_outlives_a_killed_launcher(launch, intro):
-    job = Job(["bash", launch, "ddp.py", *ENDLESS], intro)
-    job.wait_for("Epoch 2: ")
-    launchers = [p for p, words in job.processes().items() if "torchrun" in words]
-    os.kill(launchers[0], signal.SIGKILL)
-    status, output = job.end()
-    assert status != 0 and "Epoch 2: " in output
-
-
 @slow
 @pytest.mark.parametrize(
     "exercise, command",
