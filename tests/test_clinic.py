@@ -99,7 +99,7 @@ def test_flight_recorder_shows_where_the_ranks_wait(tmp_path):
     clinic = copy_exercise("clinic", tmp_path)
     command = "bash run-2gpus.sh flight_recorder.py patient7.py"
     # Without tests/rules, whose functions are between the script and torch.
-    done = run(command.split(), clinic, DDP_TIMEOUT="15", PYTHONPATH="")
+    done = run(command.split(), clinic, PYTHONPATH="")
     assert done.returncode == 1, done.stderr
     lines = (clinic / "patient7.py").read_text().splitlines()
     forward = lines.index("        output = model(normalise(images, MEAN, STD))", 60)

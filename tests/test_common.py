@@ -64,8 +64,8 @@ def state():
     settings = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     streams = sys.stdout, sys.stderr, sys.excepthook
     calls = torch.load, torch.Tensor.backward, [len(h) for h in hooks]
-    process = [*warnings.filters], atexit._ncallbacks(), dict(os.environ), sys.argv[:]
-    return *process, settings, streams, calls
+    process = [*warnings.filters], atexit._ncallbacks(), dict(os.environ)
+    return *process, sys.argv[:], settings, streams, calls
 
 before = state()
 for name in {MODULES}:

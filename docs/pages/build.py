@@ -38,7 +38,9 @@ FIRST = "dp_ddp_intro"  # the lesson that explains what all have
 PLUGINS = ["table", table_in_list]
 CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
-PICTURE = "dp_ddp_intro/ddp_unfinished-after-single.html#averages-gradients-in-backward"
+PICTURE = (
+    "dp_ddp_intro/ddp_unfinished-after-single.html#averages-gradients-in-backward"
+)
 GIT = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
 FILES = subprocess.check_output(GIT, cwd=REPOSITORY, text=True).splitlines()
 LINKED = set()  # the files that any page links to
