@@ -9,7 +9,6 @@ import sys
 
 from matplotlib.figure import Figure
 
-from common.errors import run
 from figure_utils import REPOSITORY, save
 
 FOLDER = REPOSITORY / "clinic" / "checkup"
@@ -38,4 +37,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -11,7 +11,6 @@ from itertools import accumulate
 from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.errors import run
 from figure_utils import COLOURS, REPOSITORY, save
 
 sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
@@ -85,4 +84,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

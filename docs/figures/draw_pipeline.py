@@ -12,7 +12,6 @@ from functools import cache
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from common.errors import run
 from figure_utils import save
 
 GPUS, MICRO_BATCHES = 4, 8
@@ -129,4 +128,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

@@ -5,7 +5,6 @@
 draw_table() in figure_utils.py explains the notation.
 """
 
-from common.errors import run
 from figure_utils import draw_table, save
 
 INTRO, BEYOND = "dp_ddp_intro/img", "dp_ddp_intro/beyond_ddp/img"
@@ -94,4 +93,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    main()
