@@ -97,7 +97,7 @@ def main():
     sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size, workers = args.batch_size, args.workers
     train_loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, workers=workers
+        train_set, batch_size, device, sampler=sampler, num_workers=workers
     )
     val_shard = Subset(val_set, range(rank, len(val_set), world_size))
     val_loader = make_loader(val_shard, batch_size, device)

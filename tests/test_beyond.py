@@ -279,10 +279,13 @@ def test_measured_memory_is_as_calculated(ranks, tmp_path):
     script = "dp_ddp_intro/beyond_ddp/measure_memory.py"
     run = Run(tmp_path, "", script, ranks=ranks)
     assert run.join() == [0] * ranks, run.output()
-    title, _, _, *rows = run.output().splitlines()
+    # PyTorch 2.14 warns of FSDP's views; 2.15 does not.
+    warning = r"^/.*UserWarning: FSDP2-wrapped.*\n.*\n"
+    output = re.sub(warning, "", run.output(), flags=re.M)
+    title, _, _, *rows = output.splitlines()
     assert title.startswith(f"{ranks} ranks, 4 layers of width 128")
     readme = (HERE / "README.md").read_text()
-    for row in run.output().splitlines():
+    for row in output.splitlines():
         assert f"\n    {row.rstrip()}\n" in readme
     scripts = {row.split()[0] for row in rows}
     assert len(scripts) == len(rows) == 11

@@ -106,7 +106,7 @@ def main():
     batch_size, workers = args.batch_size * world_size, args.workers
     sampler = RandomSampler(train_set)
     train_loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, workers=workers
+        train_set, batch_size, device, sampler=sampler, num_workers=workers
     )
     val_loader = make_loader(val_set, batch_size, device)
 
