@@ -162,7 +162,7 @@ def test_each_option_has_a_help_text(exercise, name, capsys):
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and shown.count(script.__doc__.strip()) == 1
     for option in shown.split("\n  -")[1:]:
-        assert re.search(r"\s{2,}\w", option), option
+        assert re.search(r"\s{2,}\w|{", option), option
 
 
 # --- Ranks and devices, some of them not here

@@ -54,9 +54,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     # PP: the schedule and m decide how long GPUs wait, and how much they hold
-    parser.add_argument(
-        "--schedule", choices=SCHEDULES, default="1F1B", help="order"
-    )
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
     parser.add_argument("--micro-batches", type=int, default=4, help="per batch")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
