@@ -1,7 +1,6 @@
 """bench.py, test_gpu.py and mfu.py, and compare.py with results.py."""
 
 import json
-import math
 import re
 import sys
 from functools import partial
@@ -40,24 +39,6 @@ def test_all_exercises_are_measured(tmp_path):
         assert all(row["images_per_second"] > 0 for row in measured["rows"])
 
 
-NEVER_ENDS = """
-import sys
-sys.path.insert(0, "../bench")
-import timing
-wait = "import time; print(1, flush=True); time.sleep(1000)"
-open("wait.py", "w").write(wait)
-with timing.start_naive("wait.py") as case:
-    print(case())
-"""
-
-
-@pytest.mark.slow
-def test_a_hanging_naive_version_is_killed(tmp_path):
-    exercise = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "-c", NEVER_ENDS], exercise, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gpu_tests_pass_on_cpu_cores(tmp_path):
@@ -73,35 +54,24 @@ def test_the_gpu_tests_pass_on_cpu_cores(tmp_path):
 def test_no_gpu_is_an_error(tmp_path):
     exercise = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "test_gpu.py"], exercise)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("Error: PyTorch finds no GPU; ")
+    fails(done, "PyTorch finds no GPU")
 
 
 FAILS = """
-import json, sys
+import sys
 sys.path.insert(0, "../bench")
-import bench, test_gpu
+import test_gpu
 from pathlib import Path
 
-def check(code):
-    Path("check.py").write_text(code)
-    bench.run_check(limit=10)
-
-def hangs():
-    test_gpu.run([*bench.TORCHRUN, "--nproc-per-node=2", "check.py"], ".", limit=10)
-
-def fails():
-    test_gpu.run([sys.executable, "-c", "raise ValueError('this is it')"], ".")
+def run(code):
+    test_gpu.run([sys.executable, "-c", code], ".", limit=10)
 
 table = test_gpu.Table(Path("table.json"))
-table.add("check.py fails", check, "raise ValueError")
-table.add("check.py hangs", check, "import time; time.sleep(1000)")
-table.add("it hangs", hangs)
-table.add("it fails", fails)
-table.add("it works", lambda: {"loss": 1.5})
+table.add("it hangs", run, "import time; time.sleep(1000)")
+table.add("it fails", run, "raise ValueError('this is it')")
 hint = "torch.compile found no compiler; run `g++ --version`"
-command = [sys.executable, "-c", f"exit('{hint}')"]
-table.add("it cannot run", test_gpu.run, command, ".")
+table.add("it cannot run", run, f"exit('{hint}')")
+table.add("it works", lambda: {"loss": 1.5})
 print(table.print())
 """
 
@@ -110,16 +80,13 @@ print(table.print())
 def test_a_failure_is_in_the_table_and_the_rest_continues(tmp_path):
     exercise = copy_exercise("bench", tmp_path)
     done = run([sys.executable, "-c", FAILS], exercise)
-    assert done.stdout.splitlines()[-1] == "4", done.stderr
+    assert done.stdout.splitlines()[-1] == "2", done.stderr
     rows = json.loads((exercise / "table.json").read_text())["test_gpu"]["rows"]
     results = [row["result"] for row in rows]
-    assert (
-        results[0] == results[1] == "check.py did not finish; see its output above"
-    )
-    assert results[2].startswith("timed out after 10 s")
-    assert results[3] == "status 1: ValueError: this is it"
-    assert results[4] == "ok" and rows[4]["loss"] == 1.5
-    assert results[5].startswith("skipped: torch.compile found no compiler")
+    assert results[0].startswith("timed out after 10 s")
+    assert results[1] == "status 1: ValueError: this is it"
+    assert results[2].startswith("skipped: torch.compile found no compiler")
+    assert results[3] == "ok" and rows[3]["loss"] == 1.5
 
 
 def test_the_first_turn_does_not_count():
@@ -296,28 +263,14 @@ BUSY = f"efficiency 106%, so the machine was busy: repeat {NAME} on"
     [
         ("", 1.5, {}, {"lr": 1, "seed": 3, "optimizer": "adam"}),
         ("no run on one GPU of this machine with", None, EPYC | {"cpus": 8}, EPYC),
-        ("no run on one GPU of this", None, {}, {"per_epoch": 9}),
         ("no run on one GPU with batch 25 or 50", None, {"batch": 7}, {}),
         ("one GPU have another --workers$", None, {"workers": 2}, {}),
-        ("one GPU have another --amp$", None, {}, {"amp": True}),
         ("compared with torch 2.8$", 1.5, {"torch": "2.8"}, {}),
         ("^profiled, unlike the baseline$", 1.5, {}, {"profiled": True}),
         ("^ran 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
         ("^only one epoch: the first", 1.5, {}, {"epochs": 1}),
-        (
-            "^only one epoch",
-            1.5,
-            {},
-            {"epochs": 1, "epoch_ends": [1, 2]},
-        ),  # fine-tuning
         ("^compared with only one epoch", 1.5, {"epochs": 1}, {}),
-        ("", 2.09, {"seconds_per_epoch": 2000 / 150 * 2.09}, {}),
-        (
-            f"^{BUSY} 1 x .* on 2 x H200$",
-            2.12,
-            {"seconds_per_epoch": 2000 / 150 * 2.12},
-            {},
-        ),
+        (BUSY, 2.12, {"seconds_per_epoch": 2000 / 150 * 2.12}, {}),
     ],
 )
 def test_unusual_runs_have_notes(note, speedup, one, two):
@@ -475,43 +428,32 @@ def test_patients_and_solutions_are_apart_and_so_are_profiled_runs():
         ("logs/results.jsonl", [""]),
         ("anna/results.jsonl ben/logs/results.jsonl", ["anna", "ben"]),
         ("c/anna.jsonl c/ben.jsonl", ["anna", "ben"]),
-        ("anna/x/results.jsonl ben/x/results.jsonl", ["anna/x", "ben/x"]),
-        ("results.jsonl anna/results.jsonl", ["results", "anna"]),
     ],
 )
 def test_the_owner_is_the_path(files, names):
     assert [name_owner(file, files.split()) for file in files.split()] == names
 
 
-def test_lines_that_are_not_runs_are_reported_and_skipped(tmp_path, capsys):
+def test_lines_that_do_not_count_are_reported(tmp_path, capsys):
+    """Lines that are not runs, and runs with --verbose."""
     good = result(NAME, 1, 100)
-    bad = [good | {"gpus": n} for n in (0, 2.5, "2", 10**400, None)]
-    bad += [good | {"script": 3}, good | {"options": []}, [good], "[" * 9999, ""]
-    bad += [good | {"accuracy": "high"}, good | {"finished": 3}, "\x1b[31mnot JSON"]
-    bad += [good | {"training_seconds": -1}, good | {"seconds_per_epoch": math.nan}]
-    bad += [
-        good | {"gradient_bytes": "4"},
-        good | {"options": {"epochs": 3, "length": []}},
-    ]
+    bad = ["not JSON", [good], good | {"gpus": 0}, good | {"script": 3}]
     del (lacking := dict(good))["per_epoch"]
-    later = result(NAME, 1, 90)
-    odd = json.dumps(
-        good | {"note": "a line of Unicode's \u2028"}, ensure_ascii=False
-    )
-    files = hand_in(tmp_path, anna=[odd, *bad], ben=[lacking, later], carl=[])
+    chatty = result(NAME, 1, 50, verbose=True)
+    files = hand_in(tmp_path, anna=[good, *bad], ben=[lacking, chatty], carl=[""])
     assert find_files([*files, tmp_path / "anna"]) == files  # each once
-    files[2].write_text("")
-    assert [run["speed"] for run in read_runs(files)] == [100, 90]
-    warned = capsys.readouterr().err.splitlines()
-    counts = [re.search("left out (\\d+) lines", text)[1] for text in warned[:-1]]
-    assert counts == [str(len(bad)), "1"]
-    assert warned[-1] == f"Warning: {files[2]} is empty"
-    assert "first line 2, ValueError: gpus is 0" in warned[0]
-    assert "first line 1, KeyError: 'per_epoch'" in warned[1]
-    for lines in (["not JSON"], []):
-        (tmp_path / "results.jsonl").write_text("\n".join(lines))
-        with raises_user_error("no results in .*results.jsonl; run a script first"):
-            read_runs([tmp_path / "results.jsonl"])
+    assert [run["speed"] for run in read_runs(files)] == [100]
+    first, second, *others = capsys.readouterr().err.splitlines()
+    line = "left out 4 lines, first line 2, JSONDecodeError: "
+    assert first.startswith(f"Warning: {files[0]}: {line}")
+    line = "left out 1 lines, first line 1, KeyError: 'per_epoch'"
+    assert second == f"Warning: {files[1]}: {line}"
+    assert others == [
+        f"Warning: {files[2]} is empty",
+        "Warning: left out 1 runs with --verbose, which prints in each step",
+    ]
+    with raises_user_error("no results in .*; run a script first"):
+        read_runs(files[1:])
     with raises_user_error("cannot read none.jsonl: No such file"):
         read_runs(["none.jsonl"])
 
@@ -527,55 +469,24 @@ def test_epochs_that_vary_have_a_note():
     assert other["notes"] == [text] and other["epochs"] == 4
 
 
-def test_verbose_runs_are_skipped(tmp_path, capsys):
-    chatty = [result(NAME, 1, speed, verbose=True) for speed in (50, 60)]
-    files = hand_in(tmp_path, anna=[*chatty, result(NAME, 1, 100, verbose=False)])
-    assert [run["speed"] for run in read_runs(files)] == [100]
-    line = "Warning: left out 2 runs with --verbose, which prints in each step\n"
-    assert capsys.readouterr().err == line
-    hand_in(tmp_path, ben=chatty)
-    with raises_user_error("no results in .*; run a script first"):
-        read_runs([tmp_path / "ben/results.jsonl"])
-
-
 def test_compare_prints_a_table_and_writes_a_plot(tmp_path):
-    runs = (
-        result(NAME, 1, 100),
-        result(f"{NAME}_multigpu", 2, 190, optimizer="\x1b[31m"),
-    )
+    runs = result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 190)
     file, plot = tmp_path / "results.jsonl", tmp_path / "new/plot.png"
     file.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    command = [sys.executable, "../bench/compare.py", file, "--plot"]
-    done = run([*command, plot], REPOSITORY / "exercise8")
+    command = [sys.executable, "../bench/compare.py", file, "--plot", plot]
+    done = run(command, REPOSITORY / "exercise8")
     assert done.returncode == 0 and "1.90" in done.stdout, done.stderr
-    assert "\x1b" not in done.stdout and "?[31m" in done.stdout
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
-    for image in "plot.nothing", "/dev/null/plot.png":
-        done = run([*command, image], REPOSITORY / "exercise8")
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-        assert f"cannot write {image}" in done.stderr
-    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError")
-    done = run([*command, plot], REPOSITORY / "exercise8", PYTHONPATH=tmp_path)
-    assert done.returncode == 2 and "1.90" in done.stdout
-    assert done.stderr == "Error: no matplotlib; run `pip install matplotlib`\n"
-    for page in "page.jsonl", "/dev/null/page.html":  # spares students' results
-        done = run([*command, plot, "--html", page], REPOSITORY / "exercise8")
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-        assert page in done.stderr
-    pipe = " ".join(map(str, [*command, plot])) + " | head -n 1"
-    done = run(["bash", "-o", "pipefail", "-c", pipe], REPOSITORY / "exercise8")
-    assert done.stderr == "" and done.returncode != 1
+    done = run([*command, "--html", file], REPOSITORY / "exercise8")
+    fails(done, f"{file} is not a page")
+    assert file.read_text()
 
 
 def test_the_page_of_a_class(tmp_path):
-    """Constant columns are above the table. Names of folders are not HTML.
-
-    Nor are they always UTF-8, and a results file can hold half of a character.
-    """
-    two, people = f"{NAME}_multigpu", ("anna", "<b>ben\udcff")
+    """Constant columns are above the table. Names of folders are not HTML."""
+    two, people = f"{NAME}_multigpu", ("anna", "<b>ben")
     runs = {p: [result(NAME, 1, 100), result(two, 2, 190, lr=0.5)] for p in people}
     runs[people[1]][0]["finished"] = "2026-11-21T10:30:00+0100"
-    runs["anna"][1]["cpu"] = "\ud800"
     hand_in(tmp_path / "class", **runs)
     page = tmp_path / "new/class.html"
     command = [sys.executable, "../bench/compare.py", tmp_path / "class"]
@@ -638,13 +549,3 @@ def test_mfu_of_a_cpu_is_relative_to_what_check_measured(tmp_path):
     tflops = 150 * gflop / 1e3
     assert ddp[-2:] == ["0.1", f"{tflops / 0.1:.0%}"]
     assert bf16[-2:] == ["0.4", f"{tflops / 0.4:.0%}"]
-
-
-def test_mfu_of_other_exercises_and_a_damaged_check_are_errors(tmp_path):
-    file, check = tmp_path / "results.jsonl", tmp_path / "check.json"
-    file.write_text(json.dumps(result(NAME, 1, 100)))
-    check.write_text('{"processes": [{}]}')
-    command = [sys.executable, "../bench/mfu.py", file]
-    fails(run(command, REPOSITORY / "exercise8"), "run this in cifar100_demo or")
-    command += ["--check", check]
-    fails(run(command, REPOSITORY / "exercise8"), "run check.py again")
