@@ -100,29 +100,20 @@ def test_measurements_override_the_formula():
     assert half == pytest.approx(2 * two, rel=0.06)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_checks_of_different_groups_combine(backend):
+@pytest.mark.parametrize("known", [None, step_model.load_site("lumi")])
+def test_checks_of_different_groups_combine(known):
     """Each counts with its layout, in any order."""
-    site = step_model.load_site("lumi")
-    small, slower = check(1, 2, backend), check(1, 2, backend, lambda size: 1.0)
-    large = check(2, 8, backend, lambda size: 0.002 + size / 1e10)
+    small, slower = check(1, 2, "nccl"), check(1, 2, "nccl", lambda size: 1.0)
+    large = check(2, 8, "nccl", lambda size: 0.002 + size / 1e10)
     seconds = step_model.all_reduce_seconds
-    for known in (None, site):
-        orders = (small, large), (large, small), (large, slower, small)
-        links = [make_links(known, checks) for checks in orders]
-        assert links[0] == links[1] and links[0].gpus_per_node == 8
-        found = seconds(16 * MIB, 16, links[0])
-        assert found == pytest.approx(0.002 + 16 * MIB / 1e10)
-        assert seconds(16 * MIB, 2, links[1]) == pytest.approx(0.017777216)
-        assert seconds(16 * MIB, 2, links[2]) == 1  # the slowest node
-        assert found < seconds(16 * MIB, 64, links[0]) < 20 * found
-    eight = check(1, 8, backend, lambda size: 0.003 + size / 1e8)
-    for checks in ((slower, eight), (eight, slower)):  # eight tell more than two
-        links = make_links(None, checks)
-        assert seconds(MIB, 8, links) == pytest.approx(0.003 + MIB / 1e8)
-    links = make_links(site, [small])  # two GPUs of a node of eight
-    assert links.gpus_per_node == 8
-    assert links.bandwidth["between"] == pytest.approx(80)
+    orders = (small, large), (large, small), (large, slower, small)
+    links = [make_links(known, checks) for checks in orders]
+    assert links[0] == links[1] and links[0].gpus_per_node == 8
+    found = seconds(16 * MIB, 16, links[0])
+    assert found == pytest.approx(0.002 + 16 * MIB / 1e10)
+    assert seconds(16 * MIB, 2, links[1]) == pytest.approx(0.017777216)
+    assert seconds(16 * MIB, 2, links[2]) == 1  # the slowest node
+    assert found < seconds(16 * MIB, 64, links[0]) < 20 * found
 
 
 H200 = {16: 255.90, 32: 301.25, 64: 368.86, 128: 414.54, 2**14: 482.25}
@@ -155,12 +146,6 @@ def test_gpus_that_share_a_link_get_their_part_of_it():
     for n, part in ((2, 20), (3, 40 / 3), (4, 10), (8, 10)):
         by_hand = 8.4e-6 + 2 * (n - 1) * 5.7e-6 + 2 * (n - 1) / n / (0.55 * part)
         assert all_reduce_formula(1e9, n, links) == pytest.approx(by_hand)
-    nvlink = PCIE | {"kind": "NVLink", "peer_to_peer": True}
-    links = make_links({"gpus_per_node": 8, "inside": nvlink})
-    assert all_reduce_formula(1e9, 8, links) > 2 * 7 / 8 / 8  # 0.8 of 10 GB/s
-    more = PCIE | {"shared": {"gpus": 4, "gb_per_s": 40, "efficiency": 1}}
-    links = make_links({"gpus_per_node": 8, "inside": more})
-    assert all_reduce_formula(1e9, 4, links) == pytest.approx(0.15, rel=1e-3)
 
 
 def test_all_reduces_over_pcie_hide_little():
@@ -298,23 +283,18 @@ def test_the_newest_matching_runs_count(runs_folder):
 
 
 def test_cpu_cores_get_a_warning(runs_folder, capsys):
-    """They have no GPU hours. The runs and their notes are printed."""
-    gpu = [result(ONE, 1, 25, 0.1, device="H200", epoch_ends=[1])]
-    gpu += [result(TWO, 2, 25, 0.13, device="H200")]
-    (runs_folder / "gpu.jsonl").write_text("".join(gpu))
+    """They have no GPU hours. The runs are printed."""
     call(predict, "results.jsonl", "--site", "lumi")
     out, err = capsys.readouterr()
-    assert out.startswith(
-        f"From {ONE} on 1 x CPU core, batch 25\nFrom {TWO} on 2 x "
-    )
-    assert "efficiency   epoch,s\n" in out and "kWh" not in out
-    assert len(out.splitlines()[4].split()) == 8  # up to epoch,s
+    first = f"From {ONE} on 1 x CPU core, batch 25\nFrom {TWO} on 2 x "
+    assert out.startswith(first) and "kWh" not in out
     warned = "Warning: this predicts more CPU cores like those of the runs, not GPUs"
     assert err.startswith(warned) and err.count("\n") == 1
+    gpu = result(ONE, 1, 25, 0.1, device="H200")
+    (runs_folder / "gpu.jsonl").write_text(gpu)
     call(predict, "gpu.jsonl", "--site", "lumi")
     out, err = capsys.readouterr()
-    assert out.count(" GPU-hours     kWh\n") == 2 and "CPU" not in err
-    assert "Warning: compared with only one epoch: the first one is slow\n" in err
+    assert out.count(" GPU-hours     kWh\n") == 2 and not err
 
 
 def test_gpus_and_batches_are_limited(runs_folder, tables):
@@ -344,8 +324,6 @@ def test_each_site_has_sources(tables, runs_folder):
         site = json.loads(file.read_text())
         for part in {"inside", "between", "watts", "resnet50"} & site.keys():
             assert site[part]["source"].startswith("https://"), (file, part)
-        if shared := site["inside"].get("shared"):
-            assert shared["source"].startswith("https://") and shared["link"]
         last = 64 if "between" in site else site["gpus_per_node"]
         options = "--batch-size", 64, "--gpus", 64
         if "resnet50" not in site:
@@ -389,65 +367,33 @@ def test_speed_and_gradients_are_enough(runs_folder, tables):
 
 def test_user_errors(runs_folder):
     (runs_folder / "two.jsonl").write_text(result(TWO, 2, 25, 0.1))
-    (runs_folder / "old.jsonl").write_text(
-        result(ONE, 1, 25, 0.1, gradient_bytes=None)
-    )
     steps = {"epochs": 2, "batch_size": 25, "steps": 6}
     (runs_folder / "steps.jsonl").write_text(result(ONE, 1, 25, 0.1, options=steps))
-    (runs_folder / "half.json").write_text('{"all_reduce": [')
     (runs_folder / "other.json").write_text("{}")
-    (runs_folder / "list.json").write_text("[1]")
-    row = {"nodes": 1, "processes": 2, "bytes": 1024, "seconds": 0.1}
-    forms = [3, ["x"], [[1]], [{"nodes": 1}]]
-    wrong = {"seconds": -5}, {"seconds": float("nan")}, {"bytes": 0}, {"nodes": "2"}
-    forms += [[row | change] for change in wrong]
-    forms = [{"backend": "gloo", "all_reduce": form} for form in forms]
-    for form in (*forms, {"all_reduce": [row]}):
-        (runs_folder / "form.json").write_text(json.dumps(form))
-        with raises_user_error("^form.json: not a site or an output of check.py"):
-            call(predict, "one.jsonl", "--check", "form.json")
-    site = {"gpus_per_node": 8, "inside": {"gb_per_s": 50}}
-    wrong = [{"gpus_per_node": -1}, {"inside": 3}, {"inside": {"gb_per_s": "50"}}]
-    wrong += [{"inside": site["inside"] | {"efficiency": -1}}]
-    wrong += [{"resnet50": {"fp32": 0}}, {"watts": {"per_gpu": -400}}]
-    for change in wrong:
-        (runs_folder / "site.json").write_text(json.dumps(site | change))
-        with raises_user_error("^site.json: not a site"):
-            call(predict, "one.jsonl", "--site", "site.json")
     for words, options in [
         ("no network; add --check FILE", "one.jsonl"),
         ("no runs; add RESULTS.jsonl, --model", "--site lumi --speed 5"),
-        ("add --speed and --gradient-mb instead", "--site kaggle --model vgg16"),
         ("no site nowhere; .* a100-hdr, alvis", "one.jsonl --site nowhere"),
-        ("cannot read half.json: ", "one.jsonl --check half.json"),
         ("no all_reduce in other.json", "one.jsonl --check other.json"),
-        ("no all_reduce in list.json", "one.jsonl --check list.json"),
         ("add --images", "steps.jsonl --site lumi"),
-        ("increase --images", "one.jsonl --site lumi --images 10"),
         ("no run on one GPU", "two.jsonl --site lumi"),
-        ("no gradient_bytes in these runs", "old.jsonl --site lumi"),
     ]:
         with raises_user_error(words):
             call(predict, *options.split())
 
 
-def test_no_constant_is_validated_by_its_own_row():
+def test_published_runs_have_sources_and_are_held_out():
     data = json.loads((FOLDER / "published.json").read_text())
+    held_out, runs = data["held_out"], data["runs"]
+    machines = {run["machine"] for run in held_out}
+    assert not machines & {run["machine"] for run in runs}
+    assert all(run["source"].startswith("https://") for run in runs + held_out)
+    # Of a run that chose a constant, the figure itself is not predicted.
+    chosen = {run["machine"] for run in runs if "chose" in run}
+    pairs = chosen - {"fb_dgx1"}
     rows = [*validate.predict_published(data)]
-    chosen = {run["machine"] for run in data["runs"] if "chose" in run}
-    pairs = {"rtx3090_pcie_pair", "lambda_2080ti_trt", "lambda_2080ti_trt2"}
-    pairs |= {"lambda_3070", "lambda_3080", "lambda_3090"}
-    assert chosen == {"fb_dgx1", *pairs}
     assert {r["n"] for r in rows if r["name"].split()[0] in pairs} == {4, 8}
     assert not [r for r in rows if r["name"].startswith("fb_dgx1") and "from 1" in r]
-    held_out = data["held_out"]
-    used = {run["machine"] for run in data["runs"]}
-    assert len(held_out) == 16 and not used & {run["machine"] for run in held_out}
-    runs = data["runs"] + held_out
-    assert all(run["source"].startswith("https://") for run in runs)
-    for machine in data["machines"].values():
-        shared = machine["inside"].get("shared", machine["inside"])
-        assert shared["source"].startswith("https://")
 
 
 def test_the_readme_has_the_figures_of_validate(capsys):
