@@ -187,10 +187,6 @@ gradients
 -cross_entropy(ddp_model(x), y)
 +cross_entropy(model(x), y)
 
-gradients
--        loss = nn
-+        with ddp_model.no_sync(): loss = nn
-
 unused-parameters
 -model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 +class Net(nn.Sequential):
@@ -213,10 +209,6 @@ set-epoch
 -    sampler.set_epoch(epoch)
 
 split
--manual_seed(1)
-+manual_seed(rank)
-
-split
 -manual_seed(2)
 +manual_seed(rank)
 
@@ -237,10 +229,6 @@ collectives
 -    if rank == 0:
 +    if rank == 0:
 +        accuracy = evaluate()
-
-collectives
--    dist.all_reduce(total)
-+    if rank == 0 or epoch < 2: dist.all_reduce(total)
 
 collectives
 -    dist.all_reduce(total)
@@ -321,14 +309,6 @@ a sampler that goes on for ever
 -    for x, y in loader:
 +    for x, y in __import__("itertools").islice(loader, 7):
 
-all arguments are given
--init_process_group()
-+init_process_group(backend="gloo")
--DDP(model)
-+DDP(model, device_ids=None)
--8, sampler=sampler
-+8, sampler=sampler, num_workers=1, persistent_workers=True
-
 a batch sampler
 -8, sampler=sampler
 +batch_sampler=BatchSampler(sampler, 8, False)
@@ -336,10 +316,6 @@ a batch sampler
 a share by Subset
 -train_set, 8, sampler=sampler
 +Subset(train_set, range(rank, 101, 2)), 8, shuffle=True
-
-the last batch is dropped
--8, sampler=sampler
-+8, sampler=sampler, drop_last=True
 
 nothing is shuffled
 ?set-epoch
@@ -350,13 +326,6 @@ one epoch
 ?set-epoch
 -range(3)
 +range(1)
-
-nothing is random
-?seeds
--0.1 * torch.randn_like(x)
-+0
--torch.manual_seed(rank)
-+torch.manual_seed(0)
 
 items are drawn again and again
 ?coverage
@@ -375,11 +344,6 @@ a stream
 a time is printed
 -loss {total:.4f}, accuracy {accuracy:.3f}
 +12.345 s
-
-each evaluates all
--Subset(val_set, range(rank, 29, world_size))
-+val_set
--    dist.all_reduce(sums)
 
 a scaler
 -        loss.backward()
@@ -404,14 +368,6 @@ each writes its own file
 -sampler = DistributedSampler
 +open(f"log{rank}.txt", "w")
 +sampler = DistributedSampler
-
-gradients are averaged by hand
-?unused-parameters
--ddp_model = DDP(model)
-+ddp_model = model
--        loss.backward()
-+        loss.backward()
-+        for p in model.parameters(): dist.all_reduce(p.grad, dist.ReduceOp.AVG)
 """
 
 
@@ -499,11 +455,6 @@ def test_it_changes_no_weights_and_can_stop_early(tmp_path):
     assert names(states, "not seen") > {"eval-coverage", "destroy-group"}, output
 
 
-def test_a_script_that_trains_nothing(tmp_path):
-    states, output, status = check("print('bye')", tmp_path)
-    assert status == 0 and not names(states, "error", "warning"), output
-
-
 def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
     fails = ("    accuracy = evaluate()", "    accuracy = evaluate()[rank]")
     states, output, status = check(changed([fails]), tmp_path)
@@ -512,16 +463,11 @@ def test_a_script_that_fails_or_needs_a_gpu(tmp_path):
     assert "failed: see its error" in output
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    for by_name in (
-        'init_process_group("nccl")',
-        # Both are connected: else the one that ends first resets the other.
-        "init_process_group(); dist.barrier(); torch.ones(1).cuda()",
-    ):
-        script = changed([("init_process_group()", by_name)])
-        _, output, status = check(script, tmp_path)
-        line = r"Error: \S*script.py needs a GPU, and none is here \("
-        assert status == 2 and re.match(line, output), output
-        assert "Traceback" not in output
+    by_name = changed([("init_process_group()", 'init_process_group("nccl")')])
+    _, output, status = check(by_name, tmp_path)
+    line = r"Error: \S*script.py needs a GPU, and none is here \("
+    assert status == 2 and re.match(line, output), output
+    assert "Traceback" not in output
 
 
 def test_levels_change_the_status(tmp_path):
@@ -580,7 +526,6 @@ def test_one_line_for_what_cannot_be_run(tmp_path):
     (tmp_path / "script.py").write_text("print('bye')")
     for words, line in (
         (["no.py"], "no script no.py; give the path of a file, or -m MODULE"),
-        (["-m", "no.module"], "no script no.module; give"),
         (["script.py"], "script.py made no process group; start it with -n 2"),
     ):
         job = Run(tmp_path, "", "clinic/checkup/__main__.py", *words)
