@@ -125,37 +125,19 @@ def test_the_table_has_a_row_per_job(lesson, small):
 def test_jobs_with_more_gpus_than_a_node_are_skipped(lesson):
     exercise = lesson[-1]
     (exercise / "run-8gpus.sh").write_text("#SBATCH --gpus-per-node=8\n")
-    jobs = (
-        "run-8gpus.sh",
-        "--gres=gpu:a100:8 run.sh",
-        "--gpus-per-node=4 run-8gpus.sh",
-    )
+    jobs = ["run-8gpus.sh", "--gres=gpu:a100:8 run.sh"]
+    jobs.append("--gpus-per-node=4 run-8gpus.sh")
     typed = "\n".join(f"sbatch {job} COMPLETED 0" for job in jobs)
     (exercise / "README.md").write_text(f"```bash\n{typed}\n```")
     done = run([*lesson, "--max-gpus", "4"], "/")
     assert done.returncode == 0, done.stderr
-    assert re.findall("Skipped: sbatch (.*) COMPLETED", done.stdout) == [*jobs[:2]]
+    assert re.findall("Skipped: sbatch (.*) COMPLETED", done.stdout) == jobs[:2]
     assert (exercise / "jobs").read_text().count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "sinfo, why",
-    [
-        (
-            "echo 'Unable to contact slurm controller' >&2; exit 1",
-            "Unable to contact",
-        ),
-        pytest.param("sleep 99", "no answer within 15 s", marks=pytest.mark.slow),
-    ],
-)
-def test_no_answer_from_slurm_is_a_user_error(sinfo, why, lesson, tmp_path):
-    (tmp_path / "sinfo").write_text(f"#!/bin/bash\n{sinfo}\n")
-    done = run(lesson, "/", timeout=60)
-    fails(done, f"Slurm does not answer ({why}", "run this where `sinfo` works")
+def test_no_answer_from_slurm_is_a_user_error(lesson, tmp_path):
+    fault = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    (tmp_path / "sinfo").write_text(f"#!/bin/bash\n{fault}\n")
+    done = run(lesson, "/")
+    fails(done, "Slurm does not answer (Unable", "run this where `sinfo` works")
     assert not (lesson[-1] / "jobs").exists()
-
-
-def test_a_missing_lesson_is_a_user_error():
-    done = run([sys.executable, REPOSITORY / "bench/rehearse.py", "exercise9"], "/")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1 and "no README.md in" in done.stderr
