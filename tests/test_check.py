@@ -4,8 +4,8 @@ import json
 import os
 import platform
 import re
+import shutil
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import check
@@ -136,18 +136,6 @@ def test_wrong_numbers_and_too_few_cpus_are_reported(start):
     assert f"\nWarning: {line}" in done.stdout and len(found["warnings"]) == 1
 
 
-@pytest.mark.slow
-def test_a_busy_machine_is_only_a_warning(start):
-    done, found = start("os.getloadavg = lambda: (2.5 * os.cpu_count(), 0, 0)")
-    assert (done.returncode, found["problems"]) == (0, []), done.stderr
-    (warning,) = found["warnings"]
-    load = f"{2.5 * os.cpu_count():.1f} on {os.cpu_count()} CPUs"
-    assert warning.startswith(
-        f"{NODE} is busy, with a load of {load}, and these figures"
-    )
-    assert last_line(done) == f"Warning: {warning}"
-
-
 # A network on which 64 KB take 1 s: 1 MB would take five times 16 s.
 SLOW = """
 def slow(operation, device, slowest=float):
@@ -186,60 +174,10 @@ def test_slow_nodes_and_wrong_numbers_of_one_are_reported(exercise, sample):
     assert len(slow) == 3 and "SOCKET_IFNAME" in slow[0]
 
 
-# Pairs share a link: an all-reduce of two ranks locks it for 50 ms.
-SHARED_LINK = """
-import fcntl
-real_all_reduce = dist.all_reduce
-
-def all_reduce(x, op=dist.ReduceOp.SUM, group=None):
-    if group and dist.get_world_size(group) == 2 and dist.get_rank(group) == 0:
-        with open("link", "w") as link:
-            fcntl.flock(link, fcntl.LOCK_EX)
-            time.sleep(0.05)
-    real_all_reduce(x, op, group)
-
-check.dist.all_reduce, check.median_seconds = all_reduce, real_median_seconds
-"""
-
-
-@pytest.mark.slow
-def test_pairs_that_share_a_link_are_slower_at_once(exercise, sample):
-    real = "import check\nreal_median_seconds = check.median_seconds"
-    code = FAULTY.replace("import check", real, 1).format(SHARED_LINK)
-    (exercise / "faulty.py").write_text(code)
-    done = torchrun(4, ["faulty.py", "--to", "out.json"], exercise, sample)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads((exercise / "out.json").read_text())["pairs"]
-    assert (row["processes"], row["bytes"]) == (4, 4096)
-    assert row["alone_seconds"] > 0.05 and row["at_once_seconds"] > 0.09
-    alone = f"one alone {4096 / row['alone_seconds'] / 1e9:.4g}"
-    assert f"2 pairs of a node, all_reduce of 4096 bytes, bus GB/s: {alone}" in (
-        done.stdout
-    )
-
-
 def test_pairs_are_neighbours_of_one_node():
     nodes = ["a", "a", "b", "a", "b", "b", "b"]
     assert check.make_pairs(nodes) == [[0, 1], [2, 4], [5, 6]]
     assert check.make_pairs(["a", "b"]) == []
-
-
-def assert_gave_up(done, found, *words):
-    """Check that it ended with one line, which is also the file's problem."""
-    assert done.returncode == 2, done.stderr
-    (line,) = [text for text in done.stderr.splitlines() if "rror: " in text]
-    assert all(word in line for word in words), line
-    assert line == f"Error: {found['problems'][0]}" and not found["finished"]
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_missing_rank_is_named(start):
-    late = "time.sleep(99 if os.environ['RANK'] == '1' else 0)"
-    done, found = start(late, "--wait", "2")
-    words = f"rank 1 on a node of this job: no answer within 2 s; ranks on {NODE}"
-    assert_gave_up(done, found, words)
-    assert done.stderr.count("\n") == 1 and done.stdout.count("\n") == 1
 
 
 HANGS = "lambda *args, **options: time.sleep(99)"
@@ -249,42 +187,31 @@ HANGS = "lambda *args, **options: time.sleep(99)"
 @pytest.mark.parametrize(
     "fault, words",
     [
-        (f"check.dist.init_process_group = {HANGS}", "does not connect"),
-        (f"check.dist.broadcast = {HANGS}", "broadcast of 4096 bytes"),
-        ("os.environ['GLOO_SOCKET_IFNAME'] = 'none0'", f"none0.*on {NODE}"),
+        (
+            "time.sleep(99 if os.environ['RANK'] == '1' else 0)",
+            f"rank 1 on a node of this job: no answer within 3 s; ranks on {NODE}",
+        ),
+        (f"check.dist.init_process_group = {HANGS}", "does not connect.*IFNAME"),
+        (f"check.dist.broadcast = {HANGS}", "broadcast of 4096 bytes.*IFNAME"),
     ],
 )
-def test_a_hanging_or_missing_network_is_reported(fault, words, start):
+def test_a_missing_rank_and_a_hanging_network_are_reported(fault, words, start):
+    """It ends with one line, which is also the file's problem."""
     done, found = start(fault, "--wait", "3")
-    assert_gave_up(done, found, "SOCKET_IFNAME")
-    assert re.search(words, done.stderr) and len(found["processes"]) == 2
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    (line,) = [text for text in done.stderr.splitlines() if "rror: " in text]
+    assert line == f"Error: {found['problems'][0]}" and not found["finished"]
+    assert re.search(words, line), line
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_later_is_named(start):
+def test_a_first_rank_that_hangs_later_is_named(start):
     rank = "dist.get_rank()"
     hangs = f"check.matmul_tflops = lambda _: time.sleep(99 * (1 - {rank})) or {{}}"
     done, found = start(hangs, "--wait", "3")
     assert done.returncode == 2 and found["all_reduce"]  # measured before
     line = f"Error: rank 0 on {NODE}: no TFLOP/s within 3 s; ranks on"
-    assert done.stderr.startswith(line) and done.stderr.count("\n") == 1
-
-
-def test_an_unwritable_folder_is_an_error(exercise, sample):
-    (exercise / "logs").write_text("")
-    done = run(["bash", "run.sh", "../bench/check.py"], exercise, sample)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("Error: cannot write logs/check-")
-    assert "--to FILE" in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_bus_bandwidth_is_that_of_nccl_tests():
-    """As nccl-tests define it: of 8 ranks each link carries 14 / 8 of the bytes."""
-    size, seconds = 128 * MB, 1e-3
-    speed = check.bus_bandwidth("all_reduce", 8, size, seconds)
-    assert speed == pytest.approx(134.217728 * 1.75)
-    speed = check.bus_bandwidth("broadcast", 8, size, seconds)
-    assert speed == pytest.approx(134.217728)
+    assert f"\n{line}" in f"\n{done.stderr}" and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("seconds", [1e-5, 1e-2, 3.0])
@@ -310,25 +237,6 @@ def test_tflops_count_what_pytorch_counts(monkeypatch):
 
     monkeypatch.setattr(check, "median_seconds", picoseconds)
     assert {*check.matmul_tflops(torch.device("cpu")).values()} == {1.0}
-
-
-def bytes_from_disk():
-    return int(re.search("\nread_bytes: (.*)", Path("/proc/self/io").read_text())[1])
-
-
-def test_data_are_read_from_the_disk_and_not_from_memory(tmp_path):
-    file = tmp_path / "dogs-vs-cats/train.pt"
-    file.parent.mkdir()
-    with file.open("wb") as out:
-        out.write(bytes(8 * MB))
-        os.fsync(out.fileno())
-        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    start = bytes_from_disk()
-    file.read_bytes()  # now memory has it
-    if (before := bytes_from_disk()) == start:
-        pytest.skip(f"{tmp_path} is not on a disk")
-    assert check.read_data(tmp_path)["bytes_read"] == 8 * MB
-    assert bytes_from_disk() - before >= 8 * MB
 
 
 def make_job():
@@ -373,26 +281,13 @@ def test_shared_gpus_and_cpus_are_reported(
         )
 
 
-@pytest.mark.parametrize(
-    "missing, there",
-    [
-        (["dogs-vs-cats/test.pt"], [*check.REQUIRED_FILES][1:]),
-        (["MNIST", "CINIC", "CIFAR-100"], ["exercise8", "dp_ddp_intro"]),
-    ],
-)
-def test_exercises_with_complete_data_are_found(missing, there, sample, tmp_path):
-    for folder in sample.iterdir():
-        (tmp_path / folder.name).mkdir()
-        for file in folder.iterdir():
-            name = f"{folder.name}/{file.name}"
-            if not {name, folder.name} & {*missing}:
-                (tmp_path / name).symlink_to(file)
-    for name in missing:
-        if (tmp_path / name).exists():
-            (tmp_path / name).rmdir()
-    found = check.read_data(tmp_path)
-    assert found["exercises"] == there and found["error"] is None
-    files = [f for f in tmp_path.rglob("*") if f.is_file()]
+def test_exercises_with_complete_data_are_found(sample, tmp_path):
+    shutil.copytree(sample, tmp_path / "data")
+    (tmp_path / "data/dogs-vs-cats/test.pt").unlink()
+    found = check.read_data(tmp_path / "data")
+    assert found["exercises"] == [*check.REQUIRED_FILES][1:]
+    assert found["error"] is None
+    files = [f for f in (tmp_path / "data").rglob("*.pt") if f.is_file()]
     assert found["bytes_read"] == max(map(os.path.getsize, files))
 
 
@@ -406,19 +301,6 @@ def test_different_data_on_two_nodes_is_reported(monkeypatch, capsys):
     assert job.found["data"] == rows[::2]
     (warning,) = job.found["warnings"]
     assert warning.startswith("n2 and n1 have different data: set DATADIR")
-
-
-def test_a_gpu_is_described(monkeypatch):
-    gpus = [
-        SimpleNamespace(name="A100", total_memory=80e9, uuid="1a2b"),
-        SimpleNamespace(name="V100", total_memory=16e9, uuid="3c4d"),
-    ]
-    module = SimpleNamespace(get_device_properties=gpus.__getitem__)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(gpus))
-    found = check.describe_process(0, torch.device("cuda", 1))
-    shown = found["device"], found["memory_gb"], found["uuid"], found["gpus_seen"]
-    assert shown == ("V100", 16, "3c4d", ["1a2b", "3c4d"])
 
 
 def test_it_imports_only_pytorch():
