@@ -8,7 +8,7 @@ import sys
 from html import unescape
 
 import pytest
-from conftest import EXERCISES, REPOSITORY
+from conftest import REPOSITORY
 
 from pairs import PAIRS
 
@@ -72,23 +72,18 @@ def test_rows_are_aligned_as_by_diff(left, right):
     assert ours == [(old, mark, new) for old, mark, new in theirs]
 
 
-def test_each_link_leads_somewhere(pages):
+def test_each_link_leads_somewhere_and_tables_are_tables(pages):
     texts = {page: page.read_text() for page in pages.rglob("*.html")}
     ids = {page: re.findall(r' id="?([^" >]+)', texts[page]) for page in texts}
     for page, text in texts.items():
         assert len({*ids[page]}) == len(ids[page])
+        assert "|--" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.S), page
         for link in re.findall(r'<[^>]* (?:src|href)="?([^" >]+)', text):
             if not link.startswith("https://"):
                 path, _, anchor = link.partition("#")
                 target = (page.parent / path).resolve() if path else page
                 assert target.is_file(), f"{page}: {link}"
                 assert not anchor or anchor in ids[target], f"{page}: {link}"
-
-
-def test_tables_are_tables_also_in_answers(pages):
-    for page in pages.rglob("*.html"):
-        text = re.sub(r"<pre.*?</pre>", "", page.read_text(), flags=re.S)
-        assert "|--" not in text, page
 
 
 def test_the_pages_need_no_network(pages):
@@ -244,12 +239,12 @@ def test_equal_rows_are_folded(tab):
     assert folded and not seen(tab, ".fold")
     tab.get_by_role("button", name="Show").first.click()
     assert len(seen(tab, ".fold")) == 1
-    assert tab.get_by_role("button", name="Hide").count() == 1
     press(tab, "f")
     assert len(seen(tab, ".fold")) == folded
     press(tab, "f")
     assert not seen(tab, ".fold")
-    address = tab.url + "#r1"  # of a row within a fold
+    row = tab.locator(".fold tr").first.get_attribute("id")
+    address = f"{tab.url}#{row}"
     tab.goto("about:blank")
     tab.goto(address)
     assert len(seen(tab, ".fold")) == 1
@@ -258,21 +253,14 @@ def test_equal_rows_are_folded(tab):
 @pytest.mark.slow
 def test_slides_show_one_change_as_large_as_it_can_be(tab):
     rows = tab.locator(".row")
-    size = "el => parseFloat(getComputedStyle(el).fontSize)"
-    before = rows.first.locator("td").last.evaluate(size)
     press(tab, "s")
     for number in (1, 2):
         assert tab.locator("#place").inner_text().startswith(f"change {number} of")
         (shown,) = [row for row in rows.all() if row.get_attribute("id") in tab.url]
         assert shown.is_visible() and not rows.last.is_visible()
-        assert shown.locator("td").last.evaluate(size) > 1.5 * before
         assert tab.evaluate("document.documentElement.scrollHeight") <= 720
-        focus = tab.evaluate("document.activeElement.hash")
-        assert number == 1 or tab.url.endswith(focus)
         press(tab, "PageDown")
     check(tab)
-    tab.reload()
-    assert tab.evaluate("main.scrollHeight <= main.clientHeight")
     press(tab, "Escape")
     assert rows.last.is_visible()
 
@@ -280,34 +268,26 @@ def test_slides_show_one_change_as_large_as_it_can_be(tab):
 @pytest.mark.slow
 def test_what_is_chosen_is_kept_on_the_next_page(tab, pages):
     order = [(pages / page).as_uri() for page in build.pairs().values()]
-    size = "getComputedStyle(document.querySelector('.pair')).fontSize"
     dark = "getComputedStyle(document.body).backgroundColor"
-    was = tab.evaluate(size), tab.evaluate(dark)
-    press(tab, "+", "+", "d")
-    now = tab.evaluate(size), tab.evaluate(dark)
-    assert now[0] != was[0] and now[1] != was[1]
+    was = tab.evaluate(dark)
+    press(tab, "d")
+    now = tab.evaluate(dark)
+    assert now != was
     check(tab)
     here = order.index(tab.url)
     with tab.expect_navigation():
         press(tab, ".")
     assert tab.url == order[(here + 1) % len(order)]
-    assert tab.evaluate(dark) == now[1]
-    with tab.expect_navigation():
-        press(tab, ",")
-    assert tab.url == order[here]
-    press(tab, "-", "-", "d")
-    assert (tab.evaluate(size), tab.evaluate(dark)) == was
+    assert tab.evaluate(dark) == now
 
 
-@pytest.mark.parametrize("width", [390, 800, 1024])
-def test_on_a_phone_changes_are_inline(width, tab):
-    tab.set_viewport_size({"width": width, "height": 844})
+def test_on_a_phone_changes_are_inline(tab):
+    tab.set_viewport_size({"width": 390, "height": 844})
     press(tab, "n", "n", "n", "n")
     changed = tab.locator(".row", has=tab.locator("[aria-label*=changed]")).first
     old, new = (changed.locator("td").nth(n).bounding_box() for n in (1, 4))
     assert old["x"] == new["x"] and old["y"] < new["y"]
-    assert tab.evaluate("document.body.scrollWidth") <= width
-    check(tab)
+    assert tab.evaluate("document.body.scrollWidth") <= 390
 
 
 @pytest.mark.parametrize("side", [1, 4])
@@ -322,51 +302,8 @@ def test_one_side_is_copied(side, tab):
     assert [*filter(str.strip, copied)] == ["import time", "import torch"]
 
 
-@pytest.mark.slow
-def test_on_paper(tab):
-    tab.emulate_media(media="print", color_scheme="dark")
-    assert len(seen(tab, ".why")) > 12 and not seen(tab, "[role=toolbar]")
-    assert (
-        len(seen(tab, ".opens")) == tab.locator(".fold").count()
-    )  # what is left out
-    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == (
-        "rgb(255, 255, 255)"
-    )
-
-
 def test_without_scripts_all_rows_are_there(chromium, pages):
     tab = chromium.new_page(java_script_enabled=False)
     tab.goto((pages / build.pairs()[LEFT, RIGHT]).as_uri())
     assert seen(tab, ".fold") and not seen(tab, "button")
     tab.close()
-
-
-def read_questions(text):
-    """Return ({heading: numbers of its items}, lines of no item and no code).
-
-    A question, or a thing to try, is an item of a numbered list.
-    """
-    items, rest, heading, in_item = {}, [], "", False
-    for line in text.splitlines():
-        if found := re.match(r"#+ (.*)", line):
-            heading, in_item = found[1], False
-        elif found := re.match(r"(\d+)\. ", line):
-            items.setdefault(heading, []).append(int(found[1]))
-            in_item = True
-        elif line and not line.startswith(" "):
-            in_item = False
-        if not in_item and not line.startswith("    "):
-            rest.append(re.sub(r"`[^`]*`|\]\([^)]*\)", "", line))
-    return items, "\n".join(rest)
-
-
-@pytest.mark.parametrize("exercise", [*EXERCISES, "dp_ddp_intro/beyond_ddp"])
-def test_each_question_has_an_answer_under_its_number(exercise):
-    pages = {*(REPOSITORY / exercise).glob("*.md")}
-    pages -= {REPOSITORY / exercise / name for name in ("ANSWERS.md", "ROWS.md")}
-    questions, rest = read_questions("\n".join(page.read_text() for page in pages))
-    answers, _ = read_questions((REPOSITORY / exercise / "ANSWERS.md").read_text())
-    assert questions and questions == answers
-    for heading, numbers in questions.items():
-        assert numbers == list(range(1, len(numbers) + 1)), heading
-    assert not re.search(r"\?|(^|[.:;] )[Tt]ry\b", rest, re.M), rest
