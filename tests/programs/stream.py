@@ -1,8 +1,6 @@
 """A stream of samples, sharded over ranks and workers; metrics go to TensorBoard."""
 
-import itertools
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -24,43 +22,32 @@ class Stream(IterableDataset):
         # BUG same-batch: shard, shards = worker.id if worker else 0, workers
         shards = world * workers
         for i in range(self.first + shard, self.last, shards):
-            generator = torch.Generator().manual_seed(i)
-            x = torch.randn(8, generator=generator)
+            x = torch.randn(8, generator=torch.Generator().manual_seed(i))
             yield x, (x.sum() > 0).long()
 
 
-def main():
-    dist.init_process_group()
-    rank = dist.get_rank()
-    torch.manual_seed(rank)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
-    ddp_model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(ddp_model.parameters(), 0.1)
-    loader = DataLoader(Stream(0, 320), 8, num_workers=1)
-    val_loader = DataLoader(Stream(1000, 1120), 8)
-    writer = SummaryWriter(f"runs/{rank}")
-    for epoch in range(2):
-        for x, y in loader:
-            loss = nn.functional.cross_entropy(ddp_model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        correct, total = 0, 0
-        with torch.no_grad():
-            for x, y in itertools.chain(val_loader):
-                correct += (model(x).argmax(1) == y).sum().item()
-                total += y.size(0)
-        counts = torch.tensor([float(correct), float(total)])
-        # BUG own-number: pass
-        dist.all_reduce(counts)
-        accuracy = (counts[0] / counts[1]).item()
-        writer.add_scalar("accuracy", accuracy, epoch)
-        if rank == 0:
-            sys.stdout.write(f"epoch {epoch} accuracy {100 * accuracy:.3f} %\n")
-    writer.close()
-    # BUG collectives: rank or dist.barrier()
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-main()
+dist.init_process_group()
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+ddp_model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(ddp_model.parameters(), 0.1)
+loader = DataLoader(Stream(0, 320), 8, num_workers=1)
+val_loader = DataLoader(Stream(1000, 1120), 8)
+writer = SummaryWriter(f"runs/{rank}")
+for epoch in range(2):
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(ddp_model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    counts = torch.zeros(2)
+    with torch.no_grad():
+        for x, y in val_loader:
+            counts[0] += (model(x).argmax(1) == y).sum()
+            counts[1] += len(y)
+    # BUG own-number: pass
+    dist.all_reduce(counts)
+    writer.add_scalar("accuracy", (counts[0] / counts[1]).item(), epoch)
+writer.close()
+dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -12,19 +12,12 @@ from torch.utils.data import TensorDataset
 from trainer.engine import Trainer
 
 
-@dataclass
-class Config:
-    lr: float = 0.05
-    batch_size: int = 8
-    epochs: int = 3
+config = SimpleNamespace(lr=0.05, batch_size=8, epochs=3)
 
 
 def main():
     logging.basicConfig(level=logging.INFO, format="[%(levelname)s] %(message)s")
-    config = Config()
-    for override in sys.argv[1:]:
-        name, value = override.split("=")
-        setattr(config, name, type(getattr(config, name))(value))
+    config.lr = float(sys.argv[1].removeprefix("lr="))
     dist.init_process_group(backend="gloo")
     torch.manual_seed(42)
     images = torch.randn(160, 8)
