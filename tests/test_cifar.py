@@ -202,27 +202,6 @@ def test_the_texts_quote_get_parameters(capsys):
         assert float(gigabytes) == round(total / 1e9, 1)
 
 
-def test_activations_are_what_autograd_saves():
-    from torchvision import models
-
-    get_parameters = load("cifar100_demo", "get_parameters")
-
-    model, kept = models.resnet18(num_classes=100), {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(torch.randn(3, 3, 64, 64))
-        torch.nn.functional.cross_entropy(output, torch.zeros(3).long())
-    for parameter in model.parameters():
-        kept.pop(parameter.untyped_storage().data_ptr(), None)
-    counted = get_parameters.count_costs("resnet18", 3, 64)["activations"]
-    assert counted == sum(storage.nbytes() for storage in kept.values())
-
-
 def gpu_trace():
     """Return a trace as torch.profiler writes it on a GPU that lags behind."""
     cpu, backward, gpu = (7, 7), (7, 9), (0, 7)  # (process, thread), (GPU, stream)
