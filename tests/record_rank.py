@@ -6,6 +6,7 @@ numbers then, on any number of ranks.
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -106,9 +107,10 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
         torch.accelerator.device_count = lambda: 0
         return get_device(local_rank)
 
-    def check_save(*args, **options):
-        assert rank == 0, "only rank 0 writes"
-        save(*args, **options)
+    def check_save(content, file, **options):
+        if isinstance(file, (str, Path)):  # not DCP, which saves to a stream
+            assert rank == 0, "only rank 0 writes"
+        save(content, file, **options)
 
     def recording_metrics(*args, **options):
         seen["means"].append(to_metrics(*args, **options))
