@@ -15,8 +15,6 @@ def run(main):
         main()
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(
-                5
-            )  # the first rank prints the same, and torchrun ends this one
+            time.sleep(15)  # the first rank says the same; torchrun ends this one
         print(f"Error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

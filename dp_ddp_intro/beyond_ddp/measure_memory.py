@@ -9,6 +9,7 @@ Runs the scripts of this folder for four steps each, on a small model. Needs no 
 import argparse
 import os
 import sys
+import warnings
 from contextlib import redirect_stdout
 from importlib import import_module
 from io import StringIO
@@ -120,6 +121,7 @@ def main():
     parser.add_argument("--heads", type=int, help=f"attention heads ({default})")
     parser.add_argument("--length", type=int, default=64, help="tokens per sequence")
     args = parser.parse_args()
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # see README.md
     rank, local_rank, ranks = get_ranks()
     if ranks % 2:
         raise UserError(f"{ranks} processes cannot be two equal nodes; use GPUS=2")
