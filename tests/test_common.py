@@ -407,16 +407,6 @@ def test_a_login_node_finds_its_site(tmp_path):
     assert "singularity" in source(tmp_path, **job).stderr
 
 
-def test_lumi_prefers_newer_containers(tmp_path):
-    common = copy_common(tmp_path)
-    lumi = common / "sites/lumi.sh"
-    lumi.write_text(lumi.read_text().replace("/appl/local", str(tmp_path)))
-    (tmp_path / "laifs/containers").mkdir(parents=True)
-    done = source(common, 'echo "${PYTHON[2]}"', SITE="lumi", SIF="")
-    assert done.stdout.endswith("/laifs/containers/lumi-multitorch-latest.sif\n")
-    assert "module load lumi-aif" in done.stderr
-
-
 @pytest.mark.parametrize("site", ["alvis", "lumi"])
 def test_a_virtual_environment_adds_to_modules_and_containers(site, tmp_path):
     python = tmp_path / f".venv-{site}/bin/python"

@@ -153,30 +153,6 @@ def test_top1_and_top5_accuracy():
 # One image file
 
 
-def read(image, size=8, kind="PNG", **options):
-    """Save an image with these options; return it as read by read_photo()."""
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return prepare.read_photo(file, size)
-
-
-def test_each_kind_of_image_becomes_rgb():
-    for mode, value, colour in (
-        ("RGBA", (200, 100, 50, 255), (200, 100, 50)),
-        ("CMYK", (55, 155, 205, 0), (200, 100, 50)),
-        ("P", 2, (200, 100, 50)),
-        ("L", 124, (124, 124, 124)),
-        ("1", 1, (255, 255, 255)),
-    ):
-        image = Image.new(mode, (301, 203), value)
-        if mode == "P":
-            image.putpalette([0, 0, 0, 0, 0, 0, 200, 100, 50])
-        pixels = read(image, kind="JPEG" if mode == "CMYK" else "PNG")
-        assert pixels.shape == (3, 8, 8) and pixels.dtype == torch.uint8
-        difference = pixels.int() - torch.tensor(colour).view(3, 1, 1)
-        assert difference.abs().max() <= 3, mode
-
-
 def test_a_photo_is_resized_as_by_torchvision(sample, tmp_path):
     for file in (sample / "dogs-vs-cats/train-2000/train/dogs").iterdir():
         whole = F.pil_to_tensor(Image.open(file))

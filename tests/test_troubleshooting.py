@@ -1,15 +1,11 @@
 """The page quotes what PyTorch says: each message that a CPU can produce."""
 
-import os
 import re
 import socket
 import sys
-from pathlib import Path
 
-import numpy
 import pytest
 from conftest import REPOSITORY, free_port, run
-from torch.utils.data import DataLoader
 
 TEXT = (REPOSITORY / "docs/TROUBLESHOOTING.md").read_text()
 PAGE, HEADS = " ".join(TEXT.split()), re.findall("^### (.*)", TEXT, re.M)
@@ -188,28 +184,6 @@ def test_launcher_of_old_scripts(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     done = torchrun(tmp_path, "--standalone", "--nproc-per-node=2")
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def two_epochs(items, **options):
-    """Return a worker's (process, own memory in kB) after it has read all items."""
-
-    def read(_):
-        max(items)
-        memory = Path("/proc/self/smaps_rollup").read_text()
-        return os.getpid(), int(re.search(r"Private_Dirty: +(\d+) kB", memory)[1])
-
-    options |= {"num_workers": 1, "multiprocessing_context": "fork"}
-    loader = DataLoader([0], collate_fn=read, **options)
-    return [reading for _ in range(2) for reading in loader]
-
-
-def test_workers_of_a_loader():
-    numbers = list(range(10**6, 2 * 10**6))
-    array = numpy.array(numbers)
-    (one, copied), (next_one, _) = two_epochs(numbers)
-    (same, shared), (same_again, _) = two_epochs(array, persistent_workers=True)
-    assert one != next_one and same == same_again
-    assert copied - shared > 25_000  # kB; the page says 31 MB
 
 
 @pytest.mark.skipif(
