@@ -77,7 +77,7 @@ def train(model, loader, optimizer, device, args, scaler, log, profiler):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:

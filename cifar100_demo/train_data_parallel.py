@@ -77,7 +77,7 @@ def train(model, loader, optimizer, device, args, scaler, log, profiler):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
@@ -136,7 +136,7 @@ def main():
     log = RunLog(args, device, gpus)  # DP: counts all GPUs
     log.print(f"Autocast dtype: {dtype}")
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
-    model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     sampler = RandomSampler(train_set)
     train_loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
@@ -154,8 +154,8 @@ def main():
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        sums = train(
-            model, train_loader, optimizer, device, args, scaler, log, profiler
+        sums = train(  # DP: the wrapped model
+            dp_model, train_loader, optimizer, device, args, scaler, log, profiler
         )
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader, "validation")

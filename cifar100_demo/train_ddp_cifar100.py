@@ -79,7 +79,7 @@ def train(model, loader, optimizer, device, args, scaler, log, profiler):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     for buffer in model.buffers():  # DDP: rank 0's BatchNorm statistics for all
         dist.broadcast(buffer, src=0)
     model.eval()

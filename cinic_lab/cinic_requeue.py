@@ -94,7 +94,7 @@ def train(model, loader, optimizer, device, args, state, log, writer):  # TB: cu
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the two accuracies in %."""
+    """Return {"loss": mean, "acc1": %, "acc5": %}."""
     for buffer in model.buffers():  # DDP: rank 0's BatchNorm statistics for all
         dist.broadcast(buffer, src=0)
     model.eval()

@@ -91,7 +91,7 @@ def train(model, loader, optimizer, device, args, state, log, writer):  # TB: cu
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the two accuracies in %."""
+    """Return {"loss": mean, "acc1": %, "acc5": %}."""
     model.eval()
     sums = torch.zeros(4, device=device)
     for images, labels in loader:

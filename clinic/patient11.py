@@ -64,7 +64,7 @@ def train(model, loader, optimizer, own, device):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:

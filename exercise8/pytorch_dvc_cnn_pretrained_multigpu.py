@@ -50,7 +50,7 @@ criterion = nn.BCEWithLogitsLoss()
 
 
 def train(model, loader, optimizer, device):
-    """Train for one epoch; return the mean loss and the accuracy in %."""
+    """Train for one epoch; return {"loss": mean, "accuracy": %}."""
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
@@ -68,7 +68,7 @@ def train(model, loader, optimizer, device):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:

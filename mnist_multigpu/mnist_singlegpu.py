@@ -84,7 +84,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
 @torch.no_grad()
 @profile
 def test(model, device, test_loader):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for data, target in test_loader:

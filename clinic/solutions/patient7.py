@@ -61,7 +61,7 @@ def train(model, batches, optimizer, device):
 
 @torch.no_grad()
 def evaluate(model, batches, device):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:

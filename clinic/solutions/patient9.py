@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 def train(model, loader, optimizer, device):
-    """Train for an epoch; return the mean loss and the accuracy in %."""
+    """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
@@ -63,7 +63,7 @@ def train(model, loader, optimizer, device):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return the mean loss and the accuracy in %."""
+    """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:

@@ -27,7 +27,7 @@ from model import Transformer
 
 
 def train(model, batches, optimizer, device, m):  # ACC: m micro-batches a step
-    """Train for an epoch; return the mean loss and the accuracy in %."""
+    """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for i, (tokens, targets) in enumerate(batches, 1):  # ACC: micro-batches
         last = i % m == 0 or i == len(batches)  # ACC: of a step or epoch

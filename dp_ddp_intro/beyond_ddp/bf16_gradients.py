@@ -28,7 +28,7 @@ from model import Transformer
 
 
 def train(model, batches, optimizer, device):
-    """Train for an epoch; return the mean loss and the accuracy in %."""
+    """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)

@@ -28,7 +28,7 @@ from ring_attention import ring_attention  # CP: attention over all parts
 
 
 def train(model, batches, optimizer, device, part):  # CP: its part of sequences
-    """Train for an epoch; return the mean loss and the accuracy in %."""
+    """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for tokens, targets in batches:
         tokens, targets = tokens[:, part], targets[:, part]  # CP: of each sequence

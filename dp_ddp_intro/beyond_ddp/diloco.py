@@ -28,7 +28,7 @@ from model import Transformer
 
 
 def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: outer
-    """Train for an epoch; return the mean loss and the accuracy in %."""
+    """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for i, (tokens, targets) in enumerate(batches, 1):  # LSGD: counts the steps
         tokens = tokens.to(device, non_blocking=True)

@@ -29,7 +29,7 @@ from schedule import SCHEDULES, assign_stages, make_schedule  # PP: who does wha
 
 
 def train(model, batches, optimizer, device):
-    """Train for an epoch; return the mean loss and the accuracy in %."""
+    """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for tokens, targets in batches:
         loss = []  # PP: one per micro-batch, on the GPU of the last stage
