@@ -34,14 +34,15 @@ def get_device(local_rank=None):
     gpus = torch.accelerator.device_count()
     if gpus == 0:
         granted = os.environ.get("SLURM_GPUS_ON_NODE", "0")
-        if granted != "0" and os.environ.get("CUDA_VISIBLE_DEVICES") != "-1":
-            what = f"PyTorch sees none of this job's {granted} GPUs"
-            raise UserError(f"{what}: run ../bench/check.py, which says why")
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if granted != "0" and not hidden:
+            problem = f"PyTorch sees none of this job's {granted} GPUs"
+            raise UserError(f"{problem}: run ../bench/check.py, which says why")
         return torch.device("cpu")
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if processes > gpus:
-        what = f"{processes} processes, but {gpus} GPU on this node"
-        raise UserError(f"{what}: use --nproc-per-node={gpus}, or more GPUs")
+        problem = f"{processes} processes, but {gpus} GPU on this node"
+        raise UserError(f"{problem}: use --nproc-per-node={gpus}, or more GPUs")
     index = local_rank or 0
     torch.accelerator.set_device_index(index)
     return torch.device(torch.accelerator.current_accelerator().type, index)

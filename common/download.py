@@ -17,8 +17,13 @@ def download_options(doc):
     """Return a parser with the option --from FOLDER."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=layout)
-    text = "folder with the data (default: download it)"
-    parser.add_argument("--from", type=Path, dest="source", metavar="DIR", help=text)
+    parser.add_argument(
+        "--from",
+        type=Path,
+        dest="source",
+        metavar="DIR",
+        help="folder with the data (default: download it)",
+    )
     return parser
 
 
