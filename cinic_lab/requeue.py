@@ -22,7 +22,8 @@ def find_checkpoint(folder):
     if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
         job = os.environ["SLURM_JOB_ID"]
         script = folder.name.partition(f"-{job}-")[0]
-        files = folder.parent.glob(f"{script}-{job}-*/{TrainingState.LATEST}")
+        name = f"{script}-{job}-*/{TrainingState.LATEST}"
+        files = [str(file) for file in folder.parent.glob(name)]
     newest = max(files, key=os.path.getmtime, default=None)
     return gather_from_ranks(newest)[0]
 

@@ -14,7 +14,7 @@ def run(main):
     try:
         main()
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(15)  # the first rank says the same; torchrun ends this one
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(15)  # rank 0 usually says the same, and torchrun ends this one
         print(f"Error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

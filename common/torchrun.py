@@ -8,6 +8,7 @@ The status is that of the rank that failed. Plain `torchrun` works as well.
 import logging
 import sys
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
@@ -21,3 +22,5 @@ if __name__ == "__main__":
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             sys.exit(128 - failure.exitcode)  # as a shell does
         sys.exit(failure.exitcode)
+    except SignalException:  # also after another node's failure, whose status counts:
+        sys.exit(1)  # srun returns the highest

@@ -47,7 +47,7 @@ def run_script(folder, script, options, env, patch):
     else:
         module = importlib.import_module(script.stem)
         patch(module, int(env.get("RANK", 0)))
-        module.main()
+        importlib.import_module("common.errors").run(module.main)
 
 
 class Run:

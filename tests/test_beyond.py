@@ -84,7 +84,7 @@ def test_a_checkpoint_that_does_not_fit(saved, tmp_path):
         (["--epochs=3", f"--resume={last}"], "has 3 epochs; use --epochs 4"),
     ):
         run = start(tmp_path, "fsdp_checkpoint", *options)
-        assert run.join() == [2, 2]
+        assert run.join() == [2, 2], run.output()
         (line,) = re.findall("^Error: .*", run.output(), re.M)
         assert words in line and str(options[-1].partition("=")[2]) in line
 
