@@ -15,6 +15,6 @@ def run(main):
         main()
     except UserError as error:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(15)  # rank 0 usually says the same, and torchrun ends this one
+            time.sleep(15)  # rank 0 says the same, and torchrun ends this one
         print(f"Error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -22,5 +22,5 @@ if __name__ == "__main__":
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             sys.exit(128 - failure.exitcode)  # as a shell does
         sys.exit(failure.exitcode)
-    except SignalException:  # also after another node's failure, whose status counts:
-        sys.exit(1)  # srun returns the highest
+    except SignalException:
+        sys.exit(1)  # srun returns the highest: that of the node that failed
