@@ -18,11 +18,7 @@ def download_options(doc):
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=layout)
     parser.add_argument(
-        "--from",
-        type=Path,
-        dest="source",
-        metavar="DIR",
-        help="folder with the data (default: download it)",
+        "--from", dest="source", type=Path, metavar="DIR", help="folder of the data"
     )
     return parser
 

@@ -38,7 +38,7 @@ if [[ $- == *i* ]]; then # only for interactive use: a script needs python's own
 fi
 
 export PYTHONUNBUFFERED=1 # output appears in the job's file at once
-export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-6} # no log messages of torch.profiler
+export KINETO_LOG_LEVEL=6 TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR} # C++ prints only errors
 # One thread per process: a GPU needs no more, and without GPUs each core stands in for one.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 

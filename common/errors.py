@@ -18,3 +18,5 @@ def run(main):
             time.sleep(15)  # rank 0 says the same, and torchrun ends this one
         print(f"Error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    finally:  # Gloo's threads free their tensors, or they abort Python's exit:
+        time.sleep(0.1)  # https://github.com/pytorch/pytorch/pull/179291
