@@ -51,11 +51,11 @@ def find_command():
 
 def read_cpu_ticks():
     """Return the (busy, total) ticks of this job's CPU cores since boot."""
-    own = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    allowed = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
     busy = total = 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
-        if name in own:
+        if name in allowed:
             ticks = [int(tick) for tick in ticks[:8]]
             total += sum(ticks)
             busy += sum(ticks) - ticks[3] - ticks[4]  # without idle and iowait

@@ -68,11 +68,11 @@ def read_step(file):
 
 def find_kind(name):
     """Return the kind, of KINDS, of an operator or kernel."""
-    found = "other"
+    match = "other"
     for kind, (_, words) in KINDS.items():
         if any(word in name.lower() for word in words):
-            found = kind
-    return found
+            match = kind
+    return match
 
 
 def name_band(band, events):

@@ -84,8 +84,10 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--micro-batches", type=int, default=4, help="per step")
-    parser.add_argument("--epochs", type=int, default=2, help="epochs for each way")
+    parser.add_argument(
+        "--micro-batches", type=int, default=4, help="micro-batches per step"
+    )
+    parser.add_argument("--epochs", type=int, default=2, help="epochs per schedule")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per step")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")

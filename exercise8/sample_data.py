@@ -23,11 +23,11 @@ def ellipse(x, y, width, height):
     return np.stack([x + width * np.cos(angles), y + height * np.sin(angles)], 1)
 
 
-def draw_animal(rng, kind):
-    """Return an RGB image, 150 to 250 pixels a side; kind is "cats" or "dogs".
+def draw_animal(rng, animal):
+    """Return an RGB image, 150 to 250 pixels a side; animal is "cats" or "dogs".
 
     Cats have pointed ears, whiskers and slit pupils; dogs have hanging ears and a
-    muzzle. Size, position, tilt, colours and background do not depend on the kind.
+    muzzle. Size, position, tilt, colours and background do not depend on the animal.
     """
     width, height = rng.integers(150, 250, 2)
     image = background(rng, width, height)
@@ -46,7 +46,7 @@ def draw_animal(rng, kind):
     dark, light = fur * rng.uniform(0.5, 0.8), fur * 0.6 + 100
     wide, black, pink = rng.uniform(0.9, 1.1), (25, 20, 20), (225, 140, 150)
     paint(ellipse(rng.normal(0, 0.3), 1.6, 1, 1), fur * 0.9)
-    if kind == "cats":
+    if animal == "cats":
         for side in (-1, 1):
             ear = np.array([[0.95, -0.2], [0.85, -1.35], [0.2, -0.8]]) * [side, 1]
             paint(ear, fur)
@@ -66,7 +66,7 @@ def draw_animal(rng, kind):
         paint(ellipse(0, 0.28, 0.2, 0.14), black)
     for side in (-1, 1):
         paint(ellipse(side * 0.38, -0.18, 0.18, 0.15), (230, 230, 200))
-        pupil = 0.05 if kind == "cats" else 0.11
+        pupil = 0.05 if animal == "cats" else 0.11
         paint(ellipse(side * 0.38, -0.18, pupil, 0.13), black)
     return image
 
@@ -74,16 +74,16 @@ def draw_animal(rng, kind):
 def make_photos(folder, scale):
     """Draw 400 training, 200 validation and 1,200 test photos, times scale."""
     for split, images in {"train": 400, "validation": 200, "test": 1200}.items():
-        for label, kind in enumerate(("cats", "dogs")):
-            target = folder / RAW / split / kind
+        for label, animal in enumerate(("cats", "dogs")):
+            target = folder / RAW / split / animal
             target.mkdir(parents=True, exist_ok=True)
             count = max(1, round(images * scale / 2))
             for i in tqdm(
-                range(count), f"{split} {kind}", leave=False, disable=None
+                range(count), f"{split} {animal}", leave=False, disable=None
             ):
                 rng = np.random.default_rng([len(split), label, i])
-                file = target / f"{kind[:-1]}.{i}.jpg"
-                draw_animal(rng, kind).save(file, quality=90)
+                file = target / f"{animal[:-1]}.{i}.jpg"
+                draw_animal(rng, animal).save(file, quality=90)
     prepare(folder / RAW, folder, SPLITS, SIZE)
 
 

@@ -35,7 +35,7 @@ SHAPES = (
 )
 
 
-def draw_texture(rng, kind, width, height):
+def draw_texture(rng, pattern, width, height):
     """Return an RGB image of a texture with random colours, scale and direction."""
     first, second = rng.uniform(0, 255, (2, 3))
     angle, period = (
@@ -45,7 +45,7 @@ def draw_texture(rng, kind, width, height):
     y, x = np.mgrid[:height, :width]
     u = (x * math.cos(angle) + y * math.sin(angle)) / period
     v = (y * math.cos(angle) - x * math.sin(angle)) / period
-    if kind == "clouds":
+    if pattern == "clouds":
         small = Image.fromarray(rng.integers(0, 255, (9, 9), dtype=np.uint8))
         mix = np.asarray(small.resize((width, height), Image.BICUBIC)) / 255
     else:
@@ -59,7 +59,7 @@ def draw_texture(rng, kind, width, height):
             "gradient": lambda: (u - u.min()) / np.ptp(u),
             "bricks": lambda: (v % 1 < 0.2) | ((u / 2 + np.floor(v) / 2) % 1 < 0.1),
             "rings": lambda: np.sin(2 * np.hypot(u - u.mean(), v - v.mean())) > 0,
-        }[kind]()
+        }[pattern]()
     pixels = (
         first + (second - first) * mix[..., None] + rng.normal(0, 4, (*u.shape, 3))
     )

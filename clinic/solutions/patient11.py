@@ -39,10 +39,10 @@ class Net(nn.Module):
         return self.head(x.flatten(1))
 
 
-def train(model, loader, optimizer, own, device):
-    """Train for an epoch; return the mean loss and the accuracy in %.
+def train(model, loader, optimizer, device, my_parameters):
+    """Train for an epoch; return {"loss": mean, "accuracy": %}.
 
-    own: the parameters that this rank's optimizer updates.
+    my_parameters: the parameters that this rank's optimizer updates.
     """
     model.train()
     sums = torch.zeros(3, device=device)
@@ -104,15 +104,15 @@ def main():
 
     model = Net().to(device)
     ddp_model = DistributedDataParallel(model)
-    own = [*model.parameters()][rank::world_size]
-    optimizer = torch.optim.Adam(own, args.lr)
+    my_parameters = [*model.parameters()][rank::world_size]
+    optimizer = torch.optim.Adam(my_parameters, args.lr)
     log = RunLog(args, device)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         epoch_start = time.perf_counter()
         batches = log.progress(train_loader, "training")
-        train_metrics = train(ddp_model, batches, optimizer, own, device)
+        train_metrics = train(ddp_model, batches, optimizer, device, my_parameters)
         seconds = time.perf_counter() - epoch_start
         val_metrics = evaluate(model, val_loader, device)
         images = len(train_set)

@@ -222,10 +222,14 @@ def fail_rank(options, error):
         )
         os._exit(2)
     hooks.note_unused(str(error))
-    if (state.steps or record.unused) and state.store:
+    if not state.store:
+        return
+    if state.steps or record.unused:
         hooks.stop_job("failed", f"Rank {state.rank} failed")
         state.end = "failed"
-        state.thread.join()
+    else:  # nothing to report; a thread in a store's call would abort Python's exit
+        state.end = "unseen"
+    state.thread.join()
 
 
 def dist_init(options):

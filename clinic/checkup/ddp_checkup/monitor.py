@@ -101,8 +101,9 @@ def watch(options, main):
             noticed = True
             text = f"rank {state.rank} has done nothing for {idle:.0f} s"
             print(f"Checkup: {text}, at {user_line(frame)}", file=sys.__stderr__)
-    hand_in()
-    finish(options)
+    if state.end != "unseen":
+        hand_in()
+        finish(options)
 
 
 def is_in_collective(frame):
