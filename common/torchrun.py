@@ -6,9 +6,9 @@ The status is that of the rank that failed. Plain `torchrun` works as well.
 """
 
 import logging
+import os
 import sys
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
@@ -18,9 +18,11 @@ if __name__ == "__main__":
         main()
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:  # a signal ended it, so it said nothing
+        status = failure.exitcode
+        if status < 0:  # a signal ended it, so it said nothing
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
-            sys.exit(128 - failure.exitcode)  # as a shell does
-        sys.exit(failure.exitcode)
-    except SignalException:
-        sys.exit(1)  # srun returns the highest: that of the node that failed
+            status = 128 - status  # as a shell does
+        os._exit(status)  # at once: srun's signal to all nodes would change it
+    except Exception as error:  # a signal, or a node that cannot be reached
+        print(f"torchrun: {error.__cause__ or error}", file=sys.stderr)
+        os._exit(1)

@@ -144,14 +144,18 @@ def test_a_user_error_of_all_ranks_is_shown_once(launch, intro):
 
 FAILS = """
 import os, signal, sys, torch, torch.distributed as dist
+from common.errors import run
 
-dist.init_process_group()
-dist.all_reduce(torch.ones(1))
-if dist.get_rank() == 1:
-    if sys.argv[1:] == ["kill"]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise ValueError("this is it")
-dist.all_reduce(torch.ones(1))
+def main():
+    dist.init_process_group()
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1:
+        if sys.argv[1:] == ["kill"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("this is it")
+    dist.all_reduce(torch.ones(1))
+
+run(main)
 """
 
 

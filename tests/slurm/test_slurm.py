@@ -41,11 +41,16 @@ run(main)
 """
 FAILS = """
 import torch, torch.distributed as dist
-dist.init_process_group()
-dist.all_reduce(torch.ones(1, device="cpu"))
-if dist.get_rank() == dist.get_world_size() - 1:
-    raise ValueError("this is it")
-dist.all_reduce(torch.ones(1, device="cpu"))
+from common.errors import run
+
+def main():
+    dist.init_process_group()
+    dist.all_reduce(torch.ones(1, device="cpu"))
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise ValueError("this is it")
+    dist.all_reduce(torch.ones(1, device="cpu"))
+
+run(main)
 """
 
 
