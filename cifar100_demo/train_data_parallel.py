@@ -6,6 +6,7 @@
 
 Without a GPU, add $SMALL, which `source common/env.sh` sets: on a CPU core a step of
 ResNet-152 takes minutes.
+Nobody has measured it on a GPU yet; ANSWERS.md has figures of a small ResNet.
 """
 
 import argparse
