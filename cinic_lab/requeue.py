@@ -13,7 +13,7 @@ EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch
 
 
 def find_checkpoint(folder):
-    """Return the newest checkpoint of this job if Slurm restarted it, else None.
+    """Return the newest checkpoint's path if Slurm restarted this job, else None.
 
     folder: of this run. Its name begins with the script and the job, as do those of
     the job's earlier runs.
@@ -22,8 +22,9 @@ def find_checkpoint(folder):
     if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
         job = os.environ["SLURM_JOB_ID"]
         script = folder.name.partition(f"-{job}-")[0]
-        name = f"{script}-{job}-*/{TrainingState.LATEST}"
-        files = [str(file) for file in folder.parent.glob(name)]
+        pattern = f"{script}-{job}-*/{TrainingState.LATEST}"
+        # Strings: the path becomes an option, which goes into JSON and checkpoints.
+        files = [str(file) for file in folder.parent.glob(pattern)]
     newest = max(files, key=os.path.getmtime, default=None)
     return gather_from_ranks(newest)[0]
 

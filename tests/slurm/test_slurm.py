@@ -100,7 +100,8 @@ def ends_as(job, state, code, seconds=120):
     """Return the output of a job, which must end in this state with this code."""
     found, output = finish(job, seconds)
     assert (found["JobState"], found["ExitCode"]) == (state, f"{code}:0"), output
-    return re.sub("^(Nodes|srun): .*\n", "", output, flags=re.M)
+    slurm = r"^(Nodes|srun|slurmstepd-n\d|torchrun): .*\n"
+    return re.sub(slurm, "", output, flags=re.M)
 
 
 def processes(job):
@@ -230,9 +231,7 @@ def test_a_user_error_prints_one_line(sbatch, exercise):
     (exercise / "mistake.py").write_text(MISTAKE)
     for run_script in ("run.sh", "run-2nodes.sh"):
         output = ends_as(sbatch(exercise, run_script, "mistake.py"), "FAILED", 2)
-        errors = re.findall("^Error: (.*)", output, re.M)
-        assert errors == ["a mistake: type this"]
-        assert "Traceback" not in output
+        assert output == "Error: a mistake: type this\n"
 
 
 def test_scancel_ends_all_processes(sbatch, exercise):
