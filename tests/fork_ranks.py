@@ -15,6 +15,8 @@ import pytest
 import torch
 from conftest import REPOSITORY, free_port
 
+from common.errors import run
+
 # Not modules of the exercises: several of these have the same name.
 PRELOADED = ["conftest", "record_rank", "torch._dynamo", "torch.distributed.fsdp"]
 PRELOADED += ["torch.distributed.tensor.parallel", "torch.utils.tensorboard"]
@@ -47,7 +49,7 @@ def run_script(folder, script, options, env, patch):
     else:
         module = importlib.import_module(script.stem)
         patch(module, int(env.get("RANK", 0)))
-        importlib.import_module("common.errors").run(module.main)
+        run(module.main)
 
 
 class Run:
