@@ -27,6 +27,6 @@ def to_metrics(sums, *names, training=False):
     loss_sum, *correct, count = sums.tolist()
     loss = loss_sum / count
     if training and not math.isfinite(loss):
-        raise UserError(f"the loss is {loss}: use a smaller --lr, or --dtype fp32")
+        raise UserError(f"the loss is {loss}: use a smaller --lr, or 32 bits")
     percent = [100 * number / count for number in correct]
     return {"loss": loss, **dict(zip(names or ["accuracy"], percent, strict=True))}
