@@ -106,7 +106,7 @@ def main():
     optimizer = torch.optim.Adam(model.head.parameters(), args.lr)
     for epoch in range(1, args.epochs + args.finetune_epochs + 1):
         if epoch == args.epochs + 1:
-            log.print("Fine-tuning: the features are train_metrics as well")
+            log.print("Fine-tuning: the features are trained as well")
             model.features.requires_grad_(True)
             optimizer = torch.optim.Adam(model.parameters(), args.lr / 2)
             ddp_model = DistributedDataParallel(model)  # FIX: hooks all layers
