@@ -255,6 +255,8 @@ def test_a_mistake_in_a_part_is_named(part, code, wrong, missing, exercise, samp
     text = (exercise / f"cinic_{part}.py").read_text()
     assert text.count(code) == 1
     text = text.replace(code, wrong).replace("dtype == torch.float16", "False")
+    if wrong == "torch.half":  # slow on CPUs: smaller images
+        text = text.replace("normalise(x,", "normalise(x[..., ::4, ::4],")
     (exercise / "mine.py").write_text(text)
     assert grade(part, "mine.py", exercise, sample) == (1, missing)
 
