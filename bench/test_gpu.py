@@ -44,7 +44,7 @@ SMALL = {
     "cifar100_demo": "--epochs 1 --arch resnet18 --image-size 64 --batch-size 8 "
     "--steps 30",  # with 10 steps, each would report, which waits for the GPU
     "cinic_lab": "--epochs 2 --batch-size 20 --lr 0.01",
-    "dp_ddp_intro": "--layers 4 --width 64 --heads 4 --length 32 --sequences 128 "
+    "dp_ddp_intro": "--layers 4 --width 64 --heads 4 --length 32 --sequences 256 "
     "--epochs 2 --batch-size 8 --lr 0.003",
 }
 # At full size: the exercise, its scripts for one GPU and for all, and options.
