@@ -280,7 +280,7 @@ def list_scripts(processes, few):
         skipped = [*skipped, "cinic_wandb"]
     for script in found:
         name = Path(script).stem
-        known = script.partition("/")[0] in SMALL and "tensorflow/" not in script
+        known = script.partition("/")[0] in SMALL and "tensorflow" not in script
         if known and name not in skipped and (name in FEW or not few):
             yield script
 
