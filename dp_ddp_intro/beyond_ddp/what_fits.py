@@ -1,6 +1,5 @@
 """Calculate GB per GPU for known models under DDP, ZeRO-1, FSDP, HSDP, TP, pipeline.
 
-    cd dp_ddp_intro
     python beyond_ddp/what_fits.py
     python beyond_ddp/what_fits.py --model 8b --gpus 8
     python beyond_ddp/what_fits.py --model 1b --gpus 4 --memory 24 --length 2048
@@ -22,7 +21,6 @@ therefore means within 90 % of the memory.
 """
 
 import argparse
-import signal
 from math import ceil
 
 import formulas
@@ -165,21 +163,13 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--model", choices=MODELS, help="model (default: all but 1b)"
-    )
+    parser.add_argument("--model", choices=MODELS, help="model (all but 1b)")
     parser.add_argument(
         "--gpus", type=int, nargs="+", default=[8, 64, 512], help="GPUs in all"
     )
-    parser.add_argument(
-        "--gpus-per-node", type=int, default=8, help="GPUs per node (a group)"
-    )
-    parser.add_argument(
-        "--memory", type=float, default=80, help="GB of memory per GPU"
-    )
-    parser.add_argument(
-        "--length", type=int, help="tokens per sequence (default: the model's)"
-    )
+    parser.add_argument("--gpus-per-node", type=int, default=8, help="group size")
+    parser.add_argument("--memory", type=float, default=80, help="GB per GPU")
+    parser.add_argument("--length", type=int, help="tokens per sequence")
     parser.add_argument("--batch-size", type=int, default=1, help="batch per GPU")
     parser.add_argument(
         "--bits", type=int, choices=(16, 32), default=16, help="bits per activation"
@@ -191,10 +181,8 @@ def main():
     for n in args.gpus:
         if n % min(n, args.gpus_per_node):
             full, node = n - n % args.gpus_per_node, args.gpus_per_node
-            raise UserError(
-                f"{n} GPUs do not fill nodes of {node}; use --gpus {full}, or "
-                "another --gpus-per-node"
-            )
+            fix = f"use --gpus {full}, or another --gpus-per-node"
+            raise UserError(f"{n} GPUs do not fill nodes of {node}; {fix}")
     names = [MODELS[m] for m in ([args.model] if args.model else DEFAULT_MODELS)]
     if args.length:
         names = [(name, shape._replace(length=args.length)) for name, shape in names]
@@ -209,5 +197,4 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback with `| head`
     run(main)
