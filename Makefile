@@ -27,10 +27,10 @@ bench: venv # measure speeds against ceilings and naive versions
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
 test-gpu: # check everything that needs a GPU, in 12 to 30 minutes; writes a file to send
-	@source common/env.sh && cd bench && "$${PYTHON[@]}" test_gpu.py $(GPU)
+	@source common/env.sh && cd bench && PYTHONPATH=. "$${PYTHON[@]}" ../tests/gpu.py $(GPU)
 
 rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
-	@$(PYTHON) bench/rehearse.py "$(LESSON)" $(REHEARSE)
+	@$(PYTHON) tools/rehearse.py "$(LESSON)" $(REHEARSE)
 
 pages: venv # build the site in build/pages: READMEs, answers, pairs line by line
 	.venv/bin/python docs/pages/build.py

@@ -29,4 +29,4 @@ if ((gpus < 2)); then
 fi
 train run.sh pytorch_dvc_cnn_pretrained.py
 train run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py
-tail -n $runs logs/results.jsonl | "${PYTHON[@]}" ../bench/compare.py /dev/stdin
+tail -n $runs logs/results.jsonl | "${PYTHON[@]}" ../tools/compare.py /dev/stdin

@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 import torch
-from check import REQUIRED_FILES
 from timing import HEAD, format_row
 
 from common.data import REPOSITORY, data_dir
 from common.errors import UserError, run
 from common.synthetic import SYNTHETIC_DIR
+from tools.check import REQUIRED_FILES
 
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results"
@@ -97,7 +97,7 @@ def run_check(limit=600):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "check.json")
         processes = f"--nproc-per-node={torch.accelerator.device_count() or 2}"
-        command = [*TORCHRUN, processes, "check.py", "--to", file]
+        command = [*TORCHRUN, processes, "tools/check.py", "--to", file]
         with subprocess.Popen(command, cwd=BENCH) as job:
             try:
                 job.wait(limit)

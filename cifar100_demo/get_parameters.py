@@ -59,9 +59,7 @@ def format_flop(flop):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--arch", choices=ARCHS, default="resnet152", help="ResNet variant"
     )

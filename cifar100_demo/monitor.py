@@ -80,9 +80,7 @@ def is_running(pid):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="CSV file to write")
     parser.add_argument("pid", type=int, help="ID of the process to monitor")
     args = parser.parse_args()

@@ -129,9 +129,7 @@ def plot(bands, file):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "file", nargs="?", type=Path, help="trace to read (default: the newest)"
     )

@@ -92,9 +92,7 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--arch", choices=ARCHS, default="resnet152", help="ResNet variant"
     )
@@ -173,11 +171,8 @@ def main():
     if profiler:
         profiler.stop()
     log.print(f"Total training time: {training_seconds:.1f} s")
-    log.write_result(
-        accuracy=val_metrics["accuracy"],
-        training_seconds=training_seconds,
-        gradient_bytes=sum(p.nbytes for p in model.parameters()),
-    )
+    gradient_bytes = sum(p.nbytes for p in model.parameters())
+    log.write_result(val_metrics["accuracy"], training_seconds, gradient_bytes)
 
 
 if __name__ == "__main__":

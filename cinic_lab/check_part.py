@@ -153,9 +153,7 @@ CHECKS |= {"wandb": check_wandb, "dp": check_dp}
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=CHECKS, help="feature to check")
     parser.add_argument("script", help="script to check")
     args = parser.parse_args()

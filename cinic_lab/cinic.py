@@ -95,9 +95,7 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--arch", choices=ARCHS, default="resnet18", help="ResNet variant"
     )
@@ -148,11 +146,8 @@ def main():
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.print(f"Best Acc@1: {state.best_accuracy:.2f}")
-    log.write_result(
-        accuracy=acc1,
-        training_seconds=training_seconds,
-        gradient_bytes=sum(p.nbytes for p in model.parameters()),
-    )
+    gradient_bytes = sum(p.nbytes for p in model.parameters())
+    log.write_result(acc1, training_seconds, gradient_bytes)
 
 
 if __name__ == "__main__":

@@ -104,9 +104,7 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--arch", choices=ARCHS, default="resnet18", help="ResNet variant"
     )
@@ -169,11 +167,8 @@ def main():
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.print(f"Best Acc@1: {state.best_accuracy:.2f}")
     writer.close()  # TB: flushes the last scalars
-    log.write_result(
-        accuracy=acc1,
-        training_seconds=training_seconds,
-        gradient_bytes=sum(p.nbytes for p in model.parameters()),
-    )
+    gradient_bytes = sum(p.nbytes for p in model.parameters())
+    log.write_result(acc1, training_seconds, gradient_bytes)
 
 
 if __name__ == "__main__":

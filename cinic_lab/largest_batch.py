@@ -73,9 +73,7 @@ def largest_batch(attempt, limit):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--arch", choices=cinic.ARCHS, default="resnet18", help="ResNet variant"
     )

@@ -87,9 +87,7 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6, help="epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--workers", type=int, default=1, help="loader processes")
@@ -132,9 +130,7 @@ def main():
             epoch, images, seconds, train=train_metrics, validation=val_metrics
         )
     training_seconds = time.perf_counter() - start
-    log.write_result(
-        accuracy=val_metrics["accuracy"], training_seconds=training_seconds
-    )
+    log.write_result(val_metrics["accuracy"], training_seconds)
     dist.destroy_process_group()
 
 

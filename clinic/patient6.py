@@ -57,9 +57,7 @@ def batch_loss(model, images, labels, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8, help="epochs")
     parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")

@@ -91,9 +91,7 @@ class Trainer:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6, help="epochs")
     parser.add_argument(
         "--validate-every", type=int, default=2, help="epochs per validation"

@@ -37,7 +37,7 @@ def get_device(local_rank=None):
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         if granted != "0" and not hidden:
             problem = f"PyTorch sees none of this job's {granted} GPUs"
-            raise UserError(f"{problem}: run ../bench/check.py, which says why")
+            raise UserError(f"{problem}: run ../tools/check.py, which says why")
         return torch.device("cpu")
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if processes > gpus:

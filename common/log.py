@@ -89,8 +89,13 @@ class RunLog:
                 line += f" {name} {value:.4g}{' %' * (name == 'accuracy')}"
         self.print(line)
 
-    def write_result(self, **fields):
-        """Add this run's figures, and other fields, to logs/results.jsonl."""
+    def write_result(
+        self, accuracy, training_seconds=None, gradient_bytes=None, **fields
+    ):
+        """Add this run's figures, and other fields, to logs/results.jsonl.
+
+        accuracy: in %; gradient_bytes: what DDP averages in a step.
+        """
         self.writer.close()
         images, seconds, ends = zip(*self.epochs, strict=True)
         # The first epoch fills caches, and those after --epochs are fine-tuning.
@@ -111,6 +116,9 @@ class RunLog:
             "peak_memory_gb": peak_memory(self.device) / 1e9,
             "epoch_ends": ends,  # seconds since 1970
             "finished": time.strftime("%FT%T%z"),
+            "accuracy": accuracy,
+            "training_seconds": training_seconds,
+            "gradient_bytes": gradient_bytes,
         }
         if self.enabled:
             with open(RESULTS, "a") as file:

@@ -81,9 +81,7 @@ def train(layers, batches, optimizer, device, num_micro_batches, width):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--micro-batches", type=int, default=4, help="micro-batches per step"
     )

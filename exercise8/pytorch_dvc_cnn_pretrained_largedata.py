@@ -97,9 +97,7 @@ def fit(model, loaders, optimizer, epochs, device, log):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10, help="epochs")
     parser.add_argument(
         "--finetune-epochs", type=int, default=20, help="fine-tuning epochs"
@@ -154,11 +152,7 @@ def main():
     log.print(f"Total fine-tuning time: {tuning_seconds:.1f} s")
     accuracy = evaluate(model, log.progress(test_loader, "test"), device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
-    log.write_result(
-        accuracy=accuracy,
-        training_seconds=training_seconds,
-        gradient_bytes=gradient_bytes,
-    )
+    log.write_result(accuracy, training_seconds, gradient_bytes)
 
 
 if __name__ == "__main__":

@@ -131,9 +131,7 @@ def draw_image(seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=24000, help="synthetic images")
     parser.add_argument("--epochs", type=int, default=16, help="epochs")
     parser.add_argument("--batch-size", type=int, default=64, help="images per step")

@@ -109,9 +109,7 @@ def test(model, device, test_loader):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, default=64, help="images per GPU")
     parser.add_argument(
         "--test-batch-size", type=int, default=1000, help="test batch size"
@@ -183,10 +181,11 @@ def main():
     if args.save_model and rank == 0:  # DDP: one process writes
         torch.save(model.state_dict(), "mnist_cnn.pt.part")
         os.replace("mnist_cnn.pt.part", "mnist_cnn.pt")  # never half a file
+    gradient_bytes = sum(p.nbytes for p in model.parameters())
     log.write_result(
-        accuracy=test_metrics["accuracy"],
-        training_seconds=training_seconds,
-        gradient_bytes=sum(p.nbytes for p in model.parameters()),
+        test_metrics["accuracy"],
+        training_seconds,
+        gradient_bytes,
         profiled=profile.enabled,
     )
     dist.destroy_process_group()  # DDP: closes what init_process_group opened

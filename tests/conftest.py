@@ -23,7 +23,8 @@ from types import SimpleNamespace
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ON_PATH = (REPOSITORY, REPOSITORY / "bench", REPOSITORY / "bench/predict")
+PATHS = ("", "bench", "tools", "tools/predict")
+ON_PATH = [REPOSITORY / folder for folder in PATHS]
 sys.path[:0] = map(str, ON_PATH)
 # The same on every machine: CPU cores, no job around, nobody's own settings.
 AROUND = "SLURM_ SBATCH_ TORCH PET_ DDP_ NCCL_ GLOO_ MASTER_ RANK LOCAL_ WORLD_"
@@ -39,8 +40,8 @@ path = [str(REPOSITORY / "tests/idle"), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 WITH_DATA = ("exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab")
-EXERCISES = (*WITH_DATA, "dp_ddp_intro", "clinic")
-loaded = {exercise: {} for exercise in (*EXERCISES, "dp_ddp_intro/beyond_ddp")}
+EXERCISES = (*WITH_DATA, "dp_ddp_intro", "beyond_ddp", "clinic")
+loaded = {exercise: {} for exercise in EXERCISES}
 
 
 def pytest_collection_modifyitems(items):
@@ -135,7 +136,7 @@ def sample(tmp_path_factory):
 
 def copy_exercise(exercise, folder):
     """Copy an exercise, with links to the other folders; return the copy."""
-    for other in {"common", "bench"} - {exercise}:
+    for other in {"common", "bench", "tools"} - {exercise}:
         if not (folder / other).exists():
             (folder / other).symlink_to(REPOSITORY / other)
     ignored = shutil.ignore_patterns("logs*", "__pycache__", "mnist_cnn.pt", "*.tar")

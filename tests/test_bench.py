@@ -472,7 +472,7 @@ def test_compare_prints_a_table_and_writes_a_plot(tmp_path):
     runs = result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 190)
     file, plot = tmp_path / "results.jsonl", tmp_path / "new/plot.png"
     file.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    command = [sys.executable, "../bench/compare.py", file, "--plot", plot]
+    command = [sys.executable, "../tools/compare.py", file, "--plot", plot]
     done = run(command, REPOSITORY / "exercise8")
     assert done.returncode == 0 and "1.90" in done.stdout, done.stderr
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
@@ -488,7 +488,7 @@ def test_the_page_of_a_class(tmp_path):
     runs[people[1]][0]["finished"] = "2026-11-21T10:30:00+0100"
     hand_in(tmp_path / "class", **runs)
     page = tmp_path / "new/class.html"
-    command = [sys.executable, "../bench/compare.py", tmp_path / "class"]
+    command = [sys.executable, "../tools/compare.py", tmp_path / "class"]
     command += ["--plot", tmp_path / "plot.png", "--html", page]
     done = run(command, REPOSITORY / "exercise8")
     assert done.returncode == 0 and str(page) in done.stdout, done.stderr
@@ -504,7 +504,7 @@ def mfu(exercise, tmp_path, runs, *options):
     """Run mfu.py in an exercise; return the words of each line but the header."""
     file = tmp_path / "results.jsonl"
     file.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    command = [sys.executable, "../bench/mfu.py", file, *options]
+    command = [sys.executable, "../tools/mfu.py", file, *options]
     done = run(command, REPOSITORY / exercise)
     assert done.returncode == 0, done.stderr
     return [line.split() for line in done.stdout.splitlines()[1:]]

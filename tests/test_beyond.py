@@ -1,4 +1,4 @@
-"""dp_ddp_intro/beyond_ddp/: checkpoints, schedules, torch.compile, memory, messages.
+"""beyond_ddp/: checkpoints, schedules, torch.compile, memory, messages.
 
 test_ddp.py tests that each script trains as one process does.
 """
@@ -28,16 +28,16 @@ from torch.nn.functional import (
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler
 
-HERE = REPOSITORY / "dp_ddp_intro/beyond_ddp"
+HERE = REPOSITORY / "beyond_ddp"
 TINY = ("--layers=2", "--width=32", "--heads=4", "--length=16", "--lr=0.3")
 TINY += ("--sequences=48",)
-load = partial(conftest.load, "dp_ddp_intro/beyond_ddp")
+load = partial(conftest.load, "beyond_ddp")
 
 
 def start(folder, script, *options, ranks=2, patch=record, **env):
     """Run a script of the folder on batches of 12 sequences."""
     batch = f"--batch-size={12 // max(1, ranks)}"
-    script = f"dp_ddp_intro/beyond_ddp/{script}.py"
+    script = f"beyond_ddp/{script}.py"
     command = folder, "", script, *TINY, batch, *options
     return Run(*command, ranks=ranks, patch=patch, **env)
 
@@ -232,7 +232,7 @@ def test_compiled_it_has_the_losses_of_one_process(tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_measured_memory_is_as_calculated(ranks, tmp_path):
-    script = "dp_ddp_intro/beyond_ddp/measure_memory.py"
+    script = "beyond_ddp/measure_memory.py"
     run = Run(tmp_path, "", script, ranks=ranks)
     assert run.join() == [0] * ranks, run.output()
     # PyTorch 2.14 warns of FSDP's views; 2.15 does not.
@@ -285,7 +285,7 @@ def test_ring_attention_is_that_of_one_process(ranks, tmp_path):
 
 def test_measure_bubble(tmp_path):
     tiny = "--batch-size=16", "--width=16", "--length=8", "--steps=3"
-    script = "dp_ddp_intro/beyond_ddp/measure_bubble.py"
+    script = "beyond_ddp/measure_bubble.py"
     run = Run(tmp_path, "", script, *tiny, ranks=2)
     assert run.join() == [0, 0], run.output()
     title, *rows = run.output().splitlines()
@@ -448,7 +448,7 @@ def test_streaming_has_the_losses_of_one_process(workers, tmp_path, monkeypatch)
     """Which sees in each step what the streams of two ranks give."""
     monkeypatch.setenv("DATADIR", str(tmp_path))
     call(load("write_shards"), "--shards=4", f"--tokens={12 * 16}")
-    script, options = "dp_ddp_intro/beyond_ddp/streaming.py", ["--epochs=2"]
+    script, options = "beyond_ddp/streaming.py", ["--epochs=2"]
     options += ["--batch-size=6", f"--workers={workers}"]
     seen = Run(tmp_path, tmp_path, script, *TINY, *options, ranks=2, patch=record)
     seen, module, streams = seen.results(), load("data_stream"), []

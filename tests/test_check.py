@@ -1,4 +1,4 @@
-"""bench/check.py, started by run scripts, on processes that communicate."""
+"""tools/check.py, started by run scripts, on processes that communicate."""
 
 import json
 import os
@@ -19,7 +19,7 @@ KB, MB = 2**10, 2**20
 # check.py with a fault, and without long measurements.
 FAULTY = """
 import os, sys, time
-sys.path.insert(0, "../bench")
+sys.path.insert(0, "../tools")
 import check
 import torch.distributed as dist
 
@@ -77,7 +77,7 @@ def last_line(done):
 
 
 def test_two_processes_are_checked(exercise, sample):
-    done = run(["bash", "run-2gpus.sh", "../bench/check.py"], exercise, sample)
+    done = run(["bash", "run-2gpus.sh", "../tools/check.py"], exercise, sample)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert last_line(done) == "All is well." and done.stdout.count("All is") == 1
     (file,) = (exercise / "logs").iterdir()
@@ -111,7 +111,7 @@ def test_two_processes_are_checked(exercise, sample):
 
 def test_missing_data_is_reported(exercise, tmp_path):
     file, none = tmp_path / "here.json", tmp_path / "none"
-    done = run(["bash", "run.sh", "../bench/check.py", "--to", file], exercise, none)
+    done = run(["bash", "run.sh", "../tools/check.py", "--to", file], exercise, none)
     assert done.returncode == 1 and done.stderr == ""
     assert "No communication with one process" in done.stdout
     line = (
@@ -306,5 +306,5 @@ def test_different_data_on_two_nodes_is_reported(monkeypatch, capsys):
 def test_it_imports_only_pytorch():
     others = "tqdm", "numpy", "matplotlib", "tensorboard", "torchvision"
     code = f"import sys; sys.modules |= dict.fromkeys({others}); import check"
-    done = run([sys.executable, "-c", code], REPOSITORY / "bench")
+    done = run([sys.executable, "-c", code], REPOSITORY / "tools")
     assert done.returncode == 0, done.stderr

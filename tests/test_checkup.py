@@ -91,7 +91,7 @@ def test_foreign_programs(name, bug, changes, tmp_path):
     ranks = 0 if name == "spawned.py" else 2
     env = {"PORT": free_port()}
     job = Run(
-        tmp_path, "", "clinic/checkup/__main__.py", *options, ranks=ranks, **env
+        tmp_path, "", "tools/checkup/__main__.py", *options, ranks=ranks, **env
     )
     status = max(job.join())
     expect(bug, tmp_path, job.output(0) + job.output(1), status)
@@ -104,7 +104,7 @@ def test_frameworks(name, bug, changes, tmp_path):
     if not python.exists():
         pytest.skip("run `make venv-frameworks`")
     write_programs(name, changes, tmp_path)
-    checkup = REPOSITORY / "clinic/checkup"
+    checkup = REPOSITORY / "tools/checkup"
     command = [python, checkup, "-n2", "--json=rows.json", name]
     env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     done = run([*map(str, command)], tmp_path, **env)
@@ -370,7 +370,7 @@ def check(script, folder, *options):
     (folder / "script.py").write_text(script)
     (folder / "helper.py").write_text("")  # both ranks write its __pycache__
     command = [
-        "clinic/checkup/__main__.py",
+        "tools/checkup/__main__.py",
         "--json=rows.json",
         *options,
         "script.py",
@@ -465,7 +465,7 @@ exit(3) if os.environ["RANK"] == "1" else time.sleep(60)
 @pytest.mark.slow
 def test_the_highest_status_counts(tmp_path):
     (tmp_path / "exits.py").write_text(EXITS)
-    command = [sys.executable, REPOSITORY / "clinic/checkup", "-n2", "exits.py"]
+    command = [sys.executable, REPOSITORY / "tools/checkup", "-n2", "exits.py"]
     done = run(command, tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 3, done.stderr  # rank 0, which has no partner, has 1
 
@@ -476,22 +476,22 @@ def test_one_line_for_what_cannot_be_run(tmp_path):
         (["no.py"], "no script no.py; give the path of a file, or -m MODULE"),
         (["script.py"], "script.py made no process group; start it with -n 2"),
     ):
-        job = Run(tmp_path, "", "clinic/checkup/__main__.py", *words)
+        job = Run(tmp_path, "", "tools/checkup/__main__.py", *words)
         assert job.join() == [2] and f"Error: {line}" in job.output()
 
 
 def test_it_explains_each_check(tmp_path, monkeypatch):
     """--explain, and the table of its README."""
-    monkeypatch.syspath_prepend(REPOSITORY / "clinic/checkup")
+    monkeypatch.syspath_prepend(REPOSITORY / "tools/checkup")
     checks = importlib.import_module("ddp_checkup.checks").CHECKS
-    readme = (REPOSITORY / "clinic/checkup/README.md").read_text()
+    readme = (REPOSITORY / "tools/checkup/README.md").read_text()
     rows = re.findall(
         r"^\| `([\w-]+)` \| (\w+) \| (.*) \| (.*) \| (.*) \|$", readme, re.M
     )
     table = [(c.name, c.level, c.promise, c.seen, c.fixes[""]) for c in checks]
     assert rows == table
     for check in checks[:2]:
-        command = ["clinic/checkup/__main__.py", "--explain", check.name]
+        command = ["tools/checkup/__main__.py", "--explain", check.name]
         job = Run(tmp_path, "", *command)
         assert job.join() == [0] and f"Fix: {check.fixes['']}" in job.output()
 
@@ -499,7 +499,7 @@ def test_it_explains_each_check(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_stranger_installs_it(tmp_path):
     """The first commands of its README, in an environment that has PyTorch alone."""
-    folder = shutil.copytree(REPOSITORY / "clinic/checkup", tmp_path / "checkup")
+    folder = shutil.copytree(REPOSITORY / "tools/checkup", tmp_path / "checkup")
     run([sys.executable, "-m", "venv", "--without-pip", "env"], tmp_path)
     (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
     (site / "pytorch.pth").write_text(sysconfig.get_path("purelib"))
@@ -532,7 +532,7 @@ def test_the_command_of_a_lesson_grades_a_script(script, status, sample, tmp_pat
     if lesson == "exercise8":  # as many photos as its reader has
         sample = make_data(tmp_path / "data", 1, [lesson])
     commands = [c for _, block in blocks(f"{lesson}/README.md") for c in block]
-    (command,) = [c for c in commands if "clinic/checkup" in c]
+    (command,) = [c for c in commands if "tools/checkup" in c]
     shutil.copy(tmp_path / script, exercise / re.search(r"my_\w+\.py", command)[0])
     command = command.replace("sbatch", "bash").replace("$SMALL", "$(cat small.txt)")
     if lesson == "cinic_lab":  # its sample is a tenth, too

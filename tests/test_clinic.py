@@ -10,7 +10,7 @@ import pytest
 from conftest import REPOSITORY, copy_exercise, fails, run
 from fork_ranks import Run
 
-CHECKUP = "clinic/checkup/__main__.py"
+CHECKUP = "tools/checkup/__main__.py"
 INTRO = "--layers=1 --width=16 --heads=2 --length=8 --sequences=64 --epochs=2"
 
 
@@ -27,7 +27,7 @@ def checkup(script, folder, *options, per_node=2):
 def test_it_is_started_by_a_run_script_of_another_exercise(tmp_path):
     exercise = copy_exercise("dp_ddp_intro", tmp_path)
     (tmp_path / "clinic").symlink_to(REPOSITORY / "clinic")
-    command = "bash jobscript_ddp.sh ../clinic/checkup ddp.py --batch-size=8"
+    command = "bash jobscript_ddp.sh ../tools/checkup ddp.py --batch-size=8"
     done = run([*command.split(), *INTRO.split()], exercise)
     assert done.returncode == 0, done.stderr
     assert "Checkup of ddp.py: 2 ranks, 8 steps" in done.stdout

@@ -30,6 +30,8 @@ OPTIONS = {  # of all scripts of an exercise
 }
 RECORDED = {"cifar100_demo": "--steps=2"}  # of three
 RECORDED["dp_ddp_intro"] = "--sequences=48 --epochs=5"
+for options in (OPTIONS, RECORDED):
+    options["beyond_ddp"] = options["dp_ddp_intro"]
 CHECKED = {  # the checkup wants steps in each epoch that print nothing
     "exercise8": "--batch-size=10",
     "mnist_multigpu": "--batch-size=64",
@@ -37,6 +39,7 @@ CHECKED = {  # the checkup wants steps in each epoch that print nothing
     "cinic_lab": "--batch-size=12",
     "dp_ddp_intro": "--batch-size=4 --sequences=48 --epochs=2",
 }
+CHECKED["beyond_ddp"] = CHECKED["dp_ddp_intro"]
 UNSEEN_BY_ALL = {"own-gpu", "clipping"}  # on CPUs
 REPLICAS = {"start", "gradients", "weights"}
 # Ranks share a model, and so a batch.
@@ -224,7 +227,7 @@ def checkup(script, datadir, folder, options):
     exercise = script.split("/")[0]
     command = ["--json=rows.json", REPOSITORY / script]
     command += f"{OPTIONS[exercise]} {CHECKED[exercise]} {options}".split()
-    run = Run(folder, datadir, "clinic/checkup/__main__.py", *command, ranks=2)
+    run = Run(folder, datadir, "tools/checkup/__main__.py", *command, ranks=2)
     statuses, found = run.join(), defaultdict(set)
     for row in json.loads((folder / "rows.json").read_text()):
         found[row["state"]].add(row["name"])

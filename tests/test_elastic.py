@@ -1,4 +1,4 @@
-"""elastic.py of dp_ddp_intro/beyond_ddp: nodes leave and come back.
+"""elastic.py of beyond_ddp: nodes leave and come back.
 
 test_ddp.py tests that it trains as one process does.
 """
@@ -22,7 +22,7 @@ from common.errors import run
 
 TINY = ("--layers=2", "--width=32", "--heads=4", "--length=16", "--lr=0.3")
 TINY += ("--sequences=48", "--batch-size=12")
-SCRIPT = "dp_ddp_intro/beyond_ddp/elastic.py"
+SCRIPT = "beyond_ddp/elastic.py"
 
 
 def start(folder, *options, ranks, script=SCRIPT, patch=record, **more):

@@ -16,7 +16,7 @@ sys.path.append(str(REPOSITORY / "docs/pages"))
 import build
 
 LEFT, RIGHT = PAIRS[0][:2]
-BEYOND = (REPOSITORY / "dp_ddp_intro/beyond_ddp/README.md").read_text()
+BEYOND = (REPOSITORY / "beyond_ddp/README.md").read_text()
 ROWS = [*REPOSITORY.glob("*/ROWS.md"), *REPOSITORY.glob("*/*/ROWS.md")]
 each_pair = pytest.mark.parametrize("left, right", [pair[:2] for pair in PAIRS])
 

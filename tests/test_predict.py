@@ -1,4 +1,4 @@
-"""bench/predict/: the model, its inputs and its errors."""
+"""tools/predict/: the model, its inputs and its errors."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from conftest import REPOSITORY, call, copy_exercise, raises_user_error, run
 from step_model import Links, Workload, all_reduce_formula, make_links, predict_step
 
 MIB = 2**20
-FOLDER = REPOSITORY / "bench/predict"
+FOLDER = REPOSITORY / "tools/predict"
 README = (FOLDER / "README.md").read_text()
 WORKLOAD = Workload(10, 60e6, 0.01, sync_overhead=0.02)  # 0.1 s without the overhead
 RING = Links({"inside": 1, "between": 1}, {"inside": 0.001, "between": 0.001})
@@ -471,7 +471,7 @@ def test_what_is_assumed_is_said(tables, runs_folder):
 
 def test_it_runs_as_a_command(tmp_path):
     exercise = copy_exercise("exercise8", tmp_path)
-    command = [sys.executable, "../bench/predict/predict.py", "--site", "lumi"]
+    command = [sys.executable, "../tools/predict/predict.py", "--site", "lumi"]
     done = run([*command, "--model", "resnet18"], exercise)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Worth it up to " in done.stdout

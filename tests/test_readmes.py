@@ -14,10 +14,10 @@ from conftest import EXERCISES, REPOSITORY, copy_checkout, path_without_sbatch
 
 README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
-DOCS += [f"bench/{README}", f"bench/predict/{README}"]
+DOCS += [f"bench/{README}", f"tools/predict/{README}"]
 PAGES = [
     str(page.relative_to(REPOSITORY))
-    for folder in (*EXERCISES, "dp_ddp_intro/beyond_ddp")
+    for folder in EXERCISES
     for page in sorted(REPOSITORY.glob(f"{folder}/*.md"))
     if page.name not in ("ANSWERS.md", "ROWS.md")
 ]

@@ -71,9 +71,7 @@ def evaluate(model, batches, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=12, help="epochs")
     parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")

@@ -33,7 +33,7 @@ def main():
         if state == "error" or line.startswith(" " * 12):
             style = {"color": COLOURS["error"], "weight": "bold"}
         axes.text(0.15, (i + 1) * LINE, line, family="monospace", size=10, **style)
-    save(axes.figure, "clinic/checkup/report.png")
+    save(axes.figure, "tools/checkup/report.png")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def main():
     figure.legend(
         handles=[*patches, other], ncols=4, loc="outside lower center", fontsize=13
     )
-    save(figure, "dp_ddp_intro/beyond_ddp/img/pipeline.png")
+    save(figure, "beyond_ddp/img/pipeline.png")
 
 
 if __name__ == "__main__":

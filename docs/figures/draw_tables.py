@@ -7,7 +7,7 @@ draw_table() in figure_utils.py explains the notation.
 
 from figure_utils import draw_table, save
 
-INTRO, BEYOND = "dp_ddp_intro/img", "dp_ddp_intro/beyond_ddp/img"
+INTRO, BEYOND = "dp_ddp_intro/img", "beyond_ddp/img"
 TABLES = {
     f"{INTRO}/all_reduce.png": """
 *DDP            | GPU 0 | GPU 1 | GPU 2

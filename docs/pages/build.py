@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from copy import deepcopy
 from functools import cache
 from html import escape, unescape
@@ -29,8 +28,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import BashLexer, TextLexer, find_lexer_class_for_filename
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
-from pairs import PAIRS
+from tools.pairs import PAIRS
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]

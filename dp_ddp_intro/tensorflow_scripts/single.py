@@ -17,9 +17,7 @@ from report import Report, get_devices
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")

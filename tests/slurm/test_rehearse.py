@@ -8,8 +8,7 @@ import rehearse
 from conftest import EXERCISES, REPOSITORY, fails, run
 from test_readmes import blocks
 
-FOLDERS = (*EXERCISES, "dp_ddp_intro/beyond_ddp")
-LESSONS = [f"{folder}/README.md" for folder in FOLDERS]
+LESSONS = [f"{folder}/README.md" for folder in EXERCISES]
 # A Slurm that ends each job at once, with this state and this exit status.
 SBATCH = """#!/bin/bash
 [[ $SBATCH_WAIT == 1 && $SBATCH_JOB_NAME == rehearsal-* ]] || exit 9
@@ -86,7 +85,7 @@ def lesson(tmp_path, monkeypatch):
     (exercise / "small.txt").write_text("--small\n")
     (exercise / "README.md").write_text(README)
     (exercise / "a b.err").write_text("first\nError: oh no\nsrun: error: n1\n\n")
-    return [sys.executable, REPOSITORY / "bench/rehearse.py", exercise]
+    return [sys.executable, REPOSITORY / "tools/rehearse.py", exercise]
 
 
 @pytest.mark.parametrize("small", [True, False])

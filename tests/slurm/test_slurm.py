@@ -316,7 +316,7 @@ def lab(tmp_path):
 
 
 def test_the_check_measures_the_link(sbatch, lab, slow_link):
-    job = sbatch(lab, "run-2nodes.sh", "../bench/check.py")
+    job = sbatch(lab, "run-2nodes.sh", "../tools/check.py")
     output = ends_as(job, "COMPLETED", 0)
     assert output.splitlines()[-1] == "All is well."
     found = json.loads((lab / f"logs/check-{job}.json").read_text())
@@ -350,7 +350,7 @@ def rehearsal(sbatch, exercise, sample, monkeypatch):
     (exercise / "mistake.py").write_text(MISTAKE)
     (exercise / "README.md").write_text(REHEARSAL)
     monkeypatch.setenv("DATADIR", str(sample))
-    return [sys.executable, exercise.parent / "bench/rehearse.py", exercise.name]
+    return [sys.executable, exercise.parent / "tools/rehearse.py", exercise.name]
 
 
 def test_a_rehearsal_runs_all_jobs(rehearsal, exercise):

@@ -1,0 +1,1 @@
+../dp_ddp_intro/dataset.py

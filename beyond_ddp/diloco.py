@@ -1,0 +1,111 @@
+"""DiLoCo: an outer optimizer for GPUs that seldom communicate.
+
+    sbatch run-2gpus.sh diloco.py
+
+Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+single.py reaches 90.1 % with $SMALL and 1,024 sequences in 3 epochs of 1.8 s: one
+core of an Intel Xeon with AVX-512, two runs.
+"""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist  # DDP: communication between processes
+from torch.nn import utils  # LSGD: for one vector of all parameters
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler  # DDP: shards of the data
+
+from common.data import make_loader
+from common.device import get_device, get_ranks  # DDP: the ranks
+from common.errors import run
+from common.log import RunLog
+from common.metrics import batch_sums, to_metrics
+from dataset import random_sequences
+from model import Transformer
+
+
+def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: outer
+    """Train for an epoch; return {"loss": mean, "accuracy": %}."""
+    sums = torch.zeros(3, device=device)
+    for i, (tokens, targets) in enumerate(batches, 1):  # LSGD: counts the steps
+        tokens = tokens.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True).flatten()
+        logits = model(tokens).flatten(0, 1)
+        loss = cross_entropy(logits, targets)
+        sums += batch_sums(loss, logits.argmax(dim=1) == targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i % h == 0 or i == len(batches):  # LSGD: else, sends nothing
+            weights = utils.parameters_to_vector(model.parameters()).detach()
+            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
+            shared.grad = shared - weights  # DILOCO: the mean change, as a gradient
+            outer.step()  # DILOCO: updates the shared weights
+            weights.copy_(shared)
+            utils.vector_to_parameters(weights, model.parameters())
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
+    return to_metrics(sums, training=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--sequences", type=int, default=1024, help="data set size")
+    parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
+    # LSGD: steps that a GPU takes alone, before the average
+    parser.add_argument("--local-steps", type=int, default=8, help="local steps")
+    # DILOCO: an outer learning rate of 1 without momentum is LocalSGD
+    parser.add_argument("--outer-lr", type=float, default=0.7, help="learning rate")
+    parser.add_argument("--outer-momentum", type=float, default=0.9, help="momentum")
+    parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
+    parser.add_argument("--layers", type=int, default=12, help="transformer layers")
+    parser.add_argument("--width", type=int, default=768, help="embedding dimension")
+    parser.add_argument("--heads", type=int, default=12, help="attention heads")
+    parser.add_argument("--length", type=int, default=256, help="sequence length")
+    parser.add_argument("--verbose", action="store_true", help="print input shapes")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    args = parser.parse_args()
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
+
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
+    torch.manual_seed(args.seed)
+
+    train_set = random_sequences(args.sequences, args.length)
+    size = args.layers, args.width, args.heads, args.length
+    model = Transformer(*size, verbose=args.verbose).to(device)
+    log = RunLog(args, device, unit="tokens")
+    # LSGD: no DDP wrapper; one seed gave all ranks the same weights
+    h = args.local_steps
+    parameters = sum(p.numel() for p in model.parameters())
+    log.print(f"Parameters: {parameters / 1e6:.1f} million")
+
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    batch_size = args.batch_size
+    loader = make_loader(train_set, batch_size, device, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
+    shared = utils.parameters_to_vector(model.parameters()).detach()
+    lr, momentum = args.outer_lr, args.outer_momentum  # DILOCO: arXiv 2311.08105
+    outer = torch.optim.SGD([shared], lr, momentum, nesterov=momentum > 0)
+    start = time.perf_counter()
+    for epoch in range(1, args.epochs + 1):
+        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        batches = loader if args.verbose else log.progress(loader, "training")
+        epoch_start = time.perf_counter()
+        # DILOCO: also steps the outer optimizer; the model is not wrapped
+        train_metrics = train(model, batches, optimizer, device, h, shared, outer)
+        seconds = time.perf_counter() - epoch_start
+        step = {"milliseconds": 1000 * seconds / len(loader)}
+        # Tokens per epoch, whatever the number of GPUs.
+        tokens = train_set.labels.numel()
+        log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
+    training_seconds = time.perf_counter() - start
+    log.print(f"Total training time: {training_seconds:.1f} s")
+    log.write_result(train_metrics["accuracy"], training_seconds, 4 * parameters)
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
+
+
+if __name__ == "__main__":
+    run(main)

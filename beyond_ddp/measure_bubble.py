@@ -1,0 +1,127 @@
+"""Measure how long the GPUs of a pipeline wait; compare with (p - 1) / (m + p - 1).
+
+    sbatch run-2gpus.sh measure_bubble.py
+
+Runs pipeline.py with each schedule and several numbers of micro-batches, and times
+each forward and backward pass of a stage. The rest of a step counts as waiting.
+Needs no GPU.
+"""
+
+import argparse
+import os
+import sys
+import time
+from contextlib import redirect_stdout
+from io import StringIO
+from tempfile import TemporaryDirectory
+
+import pipeline
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from common.device import get_device, get_ranks
+from common.errors import run
+from common.log import rank0_print
+from schedule import SCHEDULES
+
+
+def synchronize(device):
+    """Wait for this stream's kernels and receives, but not for its sends."""
+    if device.type != "cpu":
+        torch.accelerator.current_stream().synchronize()
+
+
+def timed(function, seconds, device):
+    """Return the function wrapped; each call appends its time to `seconds`."""
+
+    def inner(*args, **kwargs):
+        synchronize(device)  # earlier work does not count
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+        return result
+
+    return inner
+
+
+def measure_waiting(options, device):
+    """Run pipeline.py; return the fraction of a step that a GPU waits.
+
+    It is the median over the steps but the first, which exchanges shapes, and then
+    the mean over the ranks.
+    """
+    steps, work = [], []  # seconds of each step, and of its passes
+
+    def make_timed_schedule(stages, *args):
+        for stage in stages:
+            for name in ("forward_one_chunk", "backward_one_chunk"):
+                setattr(stage, name, timed(getattr(stage, name), passes, device))
+        schedule = make_schedule(stages, *args)
+        step = timed(schedule.step, steps, device)
+
+        def timed_step(*args, **kwargs):
+            passes.clear()
+            result = step(*args, **kwargs)
+            work.append(sum(passes))
+            return result
+
+        schedule.step = timed_step
+        return schedule
+
+    passes, make_schedule = [], pipeline.make_schedule
+    pipeline.make_schedule = make_timed_schedule
+    sys.argv = ["pipeline", *options]
+    with redirect_stdout(StringIO()):
+        pipeline.main()
+    pipeline.make_schedule = make_schedule
+    waiting = [1 - busy / step for busy, step in zip(work, steps, strict=True)]
+    median = torch.tensor(waiting[1:], device=device).median()
+    dist.all_reduce(median)
+    return median.item() / dist.get_world_size()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
+    default = "default: 4, or 2 per GPU if that is more"
+    parser.add_argument("--layers", type=int, help=f"transformer layers ({default})")
+    parser.add_argument("--width", type=int, default=256, help="embedding dimension")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads")
+    parser.add_argument("--length", type=int, default=128, help="sequence length")
+    parser.add_argument("--steps", type=int, default=6, help="steps per epoch")
+    args = parser.parse_args()
+    rank, local_rank, p = get_ranks()
+    args.layers = args.layers or max(4, 2 * p)
+    device = get_device(local_rank)
+    dist.init_process_group()
+    dist.init_process_group, end = lambda: None, dist.destroy_process_group
+    dist.destroy_process_group = lambda: None  # one process group for all runs
+    size = {name.replace("_", "-"): value for name, value in vars(args).items()}
+    size["sequences"] = size.pop("steps") * args.batch_size * p
+    options = [f"--{name}={value}" for name, value in size.items()]
+    rank0_print(f"{p} GPUs: fraction of a step spent waiting, measured (calculated)")
+    with TemporaryDirectory() as folder:
+        os.chdir(folder)  # for logs/
+        micro_batches = p, 2 * p, 4 * p, 8 * p
+        hide = None if rank == 0 else True  # None: shown only on a terminal
+        runs = len(SCHEDULES) * len(micro_batches)
+        bar = tqdm(total=runs, desc="runs", leave=False, disable=hide)
+        for name, v in SCHEDULES.items():
+            cells = []
+            for m in micro_batches:
+                more = [f"--schedule={name}", f"--micro-batches={m}", "--epochs=1"]
+                measured = measure_waiting(options + more, device)
+                cells.append(
+                    f"m = {m}: {measured:.2f} ({(p - 1) / (v * m + p - 1):.2f})"
+                )
+                bar.update()
+            rank0_print(f"{name:16}" + "   ".join(cells))
+        bar.close()
+        os.chdir("/")
+    end()
+
+
+if __name__ == "__main__":
+    run(main)
