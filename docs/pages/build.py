@@ -175,6 +175,10 @@ class Renderer(mistune.HTMLRenderer):
             return url
         path, mark, name = url.partition("#")
         file = resolve(self.folder / path) if path else self.file
+        if (REPOSITORY / file / "README.md").exists():
+            file = os.path.normpath(f"{file}/README.md")
+        elif file not in FILES and not (REPOSITORY / file).is_dir():
+            raise SystemExit(f"Error: {self.file} links to {url}: no such file")
         return self.to_file(file) + mark + name
 
     def link(self, text, url, title=None):
@@ -260,8 +264,8 @@ def questions(right, page):
 
 def comment(row, tag=True):
     """Return what finds a line's explanation: its comment, else its code."""
-    if row.strip().startswith('"""'):
-        return "the docstring's first line"
+    if row.strip().startswith(('"""', "sbatch ")):
+        return "the docstring"
     found = re.search(r"# ([A-Z]+: )(.+)$", row)
     return found[1] * tag + found[2] if found else row.strip()
 
