@@ -18,8 +18,8 @@ WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
 
 def comment(row, tag=True):
     """Return what finds a line's explanation: its comment, else its code."""
-    if row.strip().startswith(('"""', "sbatch ")):
-        return "the docstring"
+    if row.strip().startswith('"""'):
+        return "the docstring's first line"
     found = re.search(r"# ([A-Z]+: )(.+)$", row)
     return found[1] * tag + found[2] if found else row.strip()
 
