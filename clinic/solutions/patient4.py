@@ -1,8 +1,6 @@
 """Train a CNN with DDP on three quarters of a data set; validate on the rest.
 
-    sbatch run-2gpus.sh patient4.py
-
-It runs without a GPU.
+sbatch run-2gpus.sh patient4.py
 """
 
 import argparse

@@ -1,8 +1,6 @@
 """Train a CNN with BatchNorm and DDP; validate on rank 0.
 
-    sbatch run-2gpus.sh patient7.py
-
-It runs without a GPU.
+sbatch run-2gpus.sh patient7.py
 """
 
 import argparse
@@ -48,8 +46,7 @@ def train(model, batches, optimizer, device):
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = criterion(output, labels)
         optimizer.zero_grad()
@@ -65,8 +62,7 @@ def evaluate(model, batches, device):
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = criterion(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
