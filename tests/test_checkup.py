@@ -63,7 +63,8 @@ def names(states, *wanted):
 
 def checkup(folder, *words, ranks=2, **job):
     """Return (states, output, status) of a script under the checkup."""
-    command = "tools/checkup/__main__.py", "--json=rows.json", *words
+    path = "clinic/../tools/checkup/__main__.py"  # as in ../tools/checkup
+    command = path, "--json=rows.json", *words
     job = Run(folder, "", *command, ranks=ranks, **job)
     status = max(job.join())
     return read_report(folder), job.output(0) + job.output(1), status
@@ -200,7 +201,7 @@ eval-coverage warning
 -Subset(val_set, range(rank, 29, world_size)), 8
 +val_set, 8, sampler=DistributedSampler(val_set)
 
-eval-coverage
+eval-coverage warning
 -world_size)), 8
 +world_size)), 8, drop_last=True
 
@@ -449,7 +450,7 @@ def test_a_stranger_installs_it(tmp_path):
     command = tmp_path / "env/bin/ddp-checkup", "-n", 2, "example.py"
     done = run(command, folder, OMP_NUM_THREADS="1")
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "example.py:23: epoch 2 has the order of epoch 1" in done.stdout
+    assert "example.py:22: epoch 2 has the order of epoch 1" in done.stdout
     assert "checked, 1 error, 0 warnings" in done.stdout
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(__file__)  # with ".." in it, as in the frames of this code
 # Code that is not the user's: "<frozen ...>", Python, packages, and this one.
 FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 FOLDERS += [HERE, os.path.dirname(os.path.dirname(torch.__file__))]
