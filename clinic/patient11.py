@@ -1,6 +1,8 @@
 """Train a small CNN with DDP; each rank updates a part of the weights, as in ZeRO.
 
-sbatch run-2gpus.sh patient11.py
+    sbatch run-2gpus.sh patient11.py
+
+It runs without a GPU.
 """
 
 import argparse
@@ -104,10 +106,8 @@ def main():
         train_metrics = train(ddp_model, batches, optimizer, device, my_parameters)
         seconds = time.perf_counter() - start
         val_metrics = evaluate(model, val_loader, device)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
     log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 

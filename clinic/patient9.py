@@ -1,6 +1,8 @@
 """Train a small CNN with stochastic depth and DDP to classify four shapes.
 
-sbatch run-2gpus.sh patient9.py
+    sbatch run-2gpus.sh patient9.py
+
+It runs without a GPU.
 """
 
 import argparse
@@ -107,10 +109,8 @@ def main():
         )
         seconds = time.perf_counter() - start
         val_metrics = evaluate(model, val_loader, device)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
     log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 

@@ -112,10 +112,8 @@ def main():
         )
         seconds = time.perf_counter() - start
         val_metrics = evaluate(model, val_loader, device)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
     log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 

@@ -1,6 +1,8 @@
 """Train a CNN with BatchNorm and DDP; validate on rank 0.
 
-sbatch run-2gpus.sh patient7.py
+    sbatch run-2gpus.sh patient7.py
+
+It runs without a GPU.
 """
 
 import argparse

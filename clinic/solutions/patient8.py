@@ -1,6 +1,8 @@
 """Train a CNN with DDP; validate after every second epoch.
 
-sbatch run-2gpus.sh patient8.py
+    sbatch run-2gpus.sh patient8.py
+
+It runs without a GPU.
 """
 
 import argparse
