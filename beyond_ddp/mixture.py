@@ -36,7 +36,7 @@ class Mixture(nn.Module):
         probability, choice = probabilities.max(-1)
 
         # How many tokens each rank has for each expert (ranks, experts).
-        own = one_hot(choice, num_experts).sum(0)
+        own = one_hot(choice, num_experts).sum(0, keepdim=True)
         counts = own.new_empty(dist.get_world_size(), num_experts)
         dist.all_gather_into_tensor(counts, own)
         share = counts.sum(0) / counts.sum()  # of each expert, in all ranks' tokens
