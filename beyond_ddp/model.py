@@ -63,12 +63,11 @@ class Transformer(nn.Module):
         if width % heads:
             problem = f"--width {width} is not divisible by --heads {heads}"
             raise UserError(f"{problem}; use --width {-(-width // heads) * heads}")
-        embedding = Embedding(width, length)
-        if verbose:
-            embedding.register_forward_pre_hook(print_input_size)
         blocks = [Block(width, heads) for _ in range(layers)]
         head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
-        self.layers = nn.Sequential(embedding, *blocks, *head)
+        self.layers = nn.Sequential(Embedding(width, length), *blocks, *head)
+        if verbose:
+            self.layers[0].register_forward_pre_hook(print_input_size)
 
     def stages(self, indices, num_stages):
         """Return the pipeline stages with these indices as an nn.ModuleList.

@@ -186,7 +186,7 @@ def test_compiled_it_has_the_losses_of_one_process(tmp_path):
     (alone,) = start(tmp_path, "../dp_ddp_intro/single", *options, ranks=0).results()
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     ranks = start(tmp_path, "compiled", *options, **cache).results()
-    assert alone["graphs"] == 0 and all(rank["graphs"] >= 1 for rank in ranks)
+    assert [*(tmp_path / "cache").rglob("*.so")]
     check_losses(ranks, [mean["loss"] for mean in alone["means"]])
 
 

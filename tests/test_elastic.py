@@ -91,7 +91,7 @@ def test_user_errors(ranks, options, patch, words, saved):
 class Node:
     """torchrun with one process, in this folder; output: the file of its output."""
 
-    def __init__(self, folder, port, name, *options):
+    def __init__(self, folder, port, options, name):
         conf = "last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=3"
         command = [sys.executable, "-m", "common.torchrun", "--nnodes=1:2"]
         command += ["--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
@@ -126,20 +126,15 @@ class Node:
 def test_a_node_leaves_and_comes_back(sig, tmp_path):
     """All epochs are trained once, with one process or two."""
     options = *TINY, "--lr=0.0003", "--sequences=3072", "--epochs=999"
-    port, nodes = free_port(), []
-
-    def add(name):
-        nodes.append(Node(tmp_path, port, name, *options))
-        return nodes[-1]
-
+    add, nodes = partial(Node, tmp_path, free_port(), options), []
     try:
-        first = add("first")
+        nodes.append(first := add("first"))
         at = first.wait_for("^Epoch 2:", first.wait_for("^elastic on 1 x"))
-        second = add("second")
+        nodes.append(second := add("second"))
         at = first.wait_for("^Epoch ", first.wait_for("^elastic on 2 x", at))
         second.kill(sig)
         at = first.wait_for("^Epoch ", first.wait_for("^elastic on 1 x", at))
-        add("again")
+        nodes.append(add("again"))
         at = first.wait_for("^Epoch ", first.wait_for("^elastic on 2 x", at))
     finally:
         for node in reversed(nodes):
