@@ -4,7 +4,7 @@
 
 It first trains naively (one half works while the other waits), then with each batch
 split into micro-batches, so that both halves work at the same time.
-beyond_ddp/pipeline.py uses PyTorch's pipeline instead, on any number of GPUs.
+../beyond_ddp/pipeline.py uses PyTorch's instead, on any number of GPUs.
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """

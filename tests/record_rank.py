@@ -59,7 +59,7 @@ def load_fewer(load):
 def local_copies(optimizer):
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     shards = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
-    return [shard.detach().clone() for shard in shards]
+    return [shard.detach().contiguous().clone() for shard in shards]
 
 
 def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
