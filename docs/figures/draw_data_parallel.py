@@ -17,7 +17,7 @@ sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
 from dp_by_hand import LINKS, PEAK, count_bytes, make_models, step
 
 BUCKET = 25 * 2**20  # bytes, as in DDP
-COMPUTE, SEND = "#332288", "#228833"
+COLOURS = "#228833", "#332288"  # of PCIe, of the GPUs
 
 
 def data_parallel(work, copied, speed):
@@ -37,15 +37,13 @@ def ddp(work, gradients, speed):
     """Return the bars of DDP, which sends a bucket once its gradients are ready."""
     forward, backward = work / 3, work * 2 / 3
     bars = [("forward", 0, forward), ("backward", forward, backward)]
-    sent, link_free = 0, 0  # bytes; when the link is free
-    while sent < gradients:
+    link_free = 0  # when it is
+    for sent in range(0, gradients, BUCKET):
         bucket = min(BUCKET, gradients - sent)
-        sent += bucket
-        start = max(link_free, forward + backward * sent / gradients)
-        name = "" if sent < gradients else "gradients,\none bar per bucket"
-        bars.append((name, start, bucket / speed))
+        start = max(link_free, forward + backward * (sent + bucket) / gradients)
         link_free = start + bucket / speed
-    return bars
+        bars.append(("", start, bucket / speed))
+    return [*bars, ("gradients,\none bar per bucket", link_free, 0)]
 
 
 def draw_bars(axes, title, bars):
@@ -53,12 +51,9 @@ def draw_bars(axes, title, bars):
     for name, start, seconds in bars:
         y = 1 if name in ("forward", "backward") else 0
         left, width = 1000 * start, 1000 * seconds
-        axes.barh(y, width, 0.8, left, color=COMPUTE if y else SEND, ec="white")
-        if width > 2:
-            style = {"x": left + width / 2, "color": "white", "ha": "center"}
-        else:  # too narrow
-            style = {"x": left + width + 0.3}
-        axes.text(y=y, s=name, size=13, va="center", **style)
+        bar = axes.barh(y, width, 0.8, left, color=COLOURS[y], ec="white")
+        place, ink = ("center", "white") if width > 2 else ("edge", "black")
+        axes.bar_label(bar, [name], label_type=place, color=ink, size=13, padding=4)
     end = 1000 * max(start + seconds for _, start, seconds in bars)
     axes.text(end + 0.3, 0.5, f"{end:.0f} ms", size=15, weight="bold", va="center")
     axes.spines[["top", "right"]].set_visible(False)

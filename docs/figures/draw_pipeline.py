@@ -7,17 +7,14 @@ as soon as its input is there. A backward pass takes twice as long as a forward 
 """
 
 from fractions import Fraction
-from functools import cache
 from itertools import accumulate
 
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from figure_utils import save
 
 GPUS, MICRO_BATCHES = 4, 8
 CHUNKS = {"GPipe": 1, "1F1B": 1, "interleaved 1F1B": 2}  # stages per GPU
-FORWARD, BACKWARD, BUBBLE = "#4477aa", "#eedd88", "#aaaaaa"
 
 
 def order_of(gpu, schedule, v):
@@ -38,58 +35,43 @@ def order_of(gpu, schedule, v):
     return order + backward[v * m - warmup :]
 
 
-def simulate(orders):
-    """Return {operation: (start, end)} for the orders of all GPUs."""
-    last = max(stage for order in orders for _, stage, _ in order)
-    previous = {}
-    for order in orders:
-        previous |= zip(order[1:], order, strict=False)
-
-    @cache
-    def times(operation):
-        kind, stage, i = operation
-        waits_for = [previous[operation]] if operation in previous else []
-        if kind == "F" and stage > 0:
-            waits_for.append(("F", stage - 1, i))
-        elif kind == "B":  # the last stage needs the loss
-            waits_for.append(
-                ("B", stage + 1, i) if stage < last else ("F", stage, i)
-            )
-        start = max((times(other)[1] for other in waits_for), default=0)
-        seconds = 1 if kind == "F" else 2  # through all stages of a GPU
-        return start, start + Fraction(seconds * len(orders), last + 1)
-
-    return {operation: times(operation) for order in orders for operation in order}
-
-
-def bubble(orders):
-    """Return the fraction of the time in which the GPUs wait."""
-    bars = simulate(orders).values()
-    busy = sum(end - start for start, end in bars)
-    return 1 - busy / len(orders) / max(end for _, end in bars)
+def simulate(orders, v):
+    """Return {operation: (start, end)} for the orders of all GPUs with v stages."""
+    bars, last = {}, GPUS * v - 1
+    for _ in range(GPUS * len(orders[0])):  # until nothing changes any more
+        for order in orders:
+            end = 0
+            for kind, stage, i in order:
+                needs = ("F", stage - 1, i)
+                if kind == "B":  # the last stage needs the loss
+                    needs = ("B", stage + 1, i) if stage < last else ("F", stage, i)
+                start = max(end, bars.get(needs, (0, 0))[1])
+                end = start + Fraction(1 if kind == "F" else 2, v)
+                bars[kind, stage, i] = start, end
+    return bars
 
 
 def draw_schedule(axes, name, v):
     """Draw a lane for each stage, with a bar for each operation; name the bubble."""
     orders = [order_of(gpu, name, v) for gpu in range(GPUS)]
-    for (kind, stage, i), (start, end) in simulate(orders).items():
+    bars = simulate(orders, v)
+    for (kind, stage, i), (start, end) in bars.items():
         gpu = stage % GPUS
         lane = gpu + (stage // GPUS + 0.5) / v - 0.5
-        colour, ink = (FORWARD, "white") if kind == "F" else (BACKWARD, "black")
+        colour, ink = ("#4477aa", "white") if kind == "F" else ("#eedd88", "black")
         # White over all lanes of the GPU: it is busy. What stays grey is the bubble.
         axes.barh(gpu, end - start, 0.92, start, color="white")
         axes.barh(lane, end - start, 0.92 / v, start, color=colour, ec="white")
         axes.text((start + end) / 2, lane, i, color=ink, ha="center", va="center")
-    share = bubble(orders)
+    bubble = 1 - 3 * MICRO_BATCHES / max(end for _, end in bars.values())
     axes.set_title(name, loc="left", size=15, weight="bold")
-    axes.set_title(f"bubble {share} = {float(share):.0%}", loc="right", size=13)
+    axes.set_title(f"bubble {bubble} = {float(bubble):.0%}", loc="right", size=13)
     names = []
     for gpu, order in enumerate(orders):
         held = max(accumulate(1 if kind == "F" else -1 for kind, *_ in order))
         names.append(f"GPU {gpu}, holds {held / v:g}")
     axes.set_yticks(range(GPUS), names, size=12)
-    axes.set(ylim=(GPUS - 0.5, -0.5), xticks=[], facecolor=BUBBLE)
-    axes.margins(x=0)
+    axes.set(ylim=(GPUS - 0.5, -0.5), xticks=[], facecolor="#aaaaaa", xmargin=0)
 
 
 def main():
@@ -97,13 +79,10 @@ def main():
     panels = figure.subplots(3, sharex=True, height_ratios=[2, 2, 3])
     for axes, (name, v) in zip(panels, CHUNKS.items(), strict=True):
         draw_schedule(axes, name, v)
-    text = "time \u2192\nnumbers: micro-batches; "
+    text = "time \u2192\nnumbers: micro-batches; blue: forward; yellow: backward\n"
+    text += "grey: bubble; white: the GPU runs its other stage\n"
     text += "holds: most micro-batches with activations on the GPU"
     panels[-1].set_xlabel(text, size=13)
-    colours = {"forward": FORWARD, "backward": BACKWARD, "bubble": BUBBLE}
-    patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
-    patches.append(Patch(fc="white", ec="gray", label="GPU runs its other stage"))
-    figure.legend(handles=patches, ncols=4, loc="outside lower center", fontsize=13)
     save(figure, "beyond_ddp/img/pipeline.png")
 
 
