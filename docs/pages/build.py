@@ -17,10 +17,8 @@ import texts
 from texts import FILES, LESSONS, LINKED, PAGES, REPOSITORY, Renderer, title_of
 
 HERE = Path(__file__).resolve().parent
-
-
-def fill(template, **values):
-    return Template((HERE / template).read_text()).substitute(values)
+PAGE = Template((HERE / "page.html").read_text())
+PAIR = Template((HERE / "pair.html").read_text())
 
 
 def pair_name(left, right):
@@ -42,7 +40,7 @@ def contents(page):
     html = [link_text("README.md")]
     for folder in LESSONS:
         html.append(link_text(f"{folder}/README.md"))
-        if texts.folder_of(page) == folder:
+        if page.split("/")[0] == folder:
             html += ["<li><ul>", *map(link_text, texts.texts_of(folder)[1:])]
             html.append(link(f"{folder}/ANSWERS.html", "Answers"))
             html.append(link(f"{folder}/ROWS.html", "Changed lines"))
@@ -52,26 +50,21 @@ def contents(page):
                     html.append(link(where, pair_name(*scripts)))
             html.append("</ul>")
     others = [f for f in FILES if f.endswith("/README.md")]
-    others = [f for f in others if texts.folder_of(f) not in LESSONS]
+    others = [f for f in others if f.split("/")[0] not in LESSONS]
     html += map(link_text, [*others, *texts.texts_of("docs"), "CONTRIBUTING.md"])
     return "<ul>" + "\n".join(html) + "</ul>"
 
 
 def pair_page(left, right, page):
     body, changed = pair.table(left, right, page)
-    both = [(REPOSITORY / script).read_text() for script in (left, right)]
-    LINKED.update((left, right))
-    return fill(
-        "pair.html",
+    tags = {scripts[:2]: scripts[2] for scripts in texts.PAIRS}
+    return PAIR.substitute(
         left=left,
         right=right,
         left_name=Path(left).name,
         right_name=os.path.relpath(right, Path(left).parent),
         changed=f"{changed} changed line{'s' * (changed > 1)}",
-        tag=next(
-            tag for *scripts, tag, _ in texts.PAIRS if scripts == [left, right]
-        ),
-        columns=max(map(len, "\n".join(both).splitlines())),
+        tag=tags[left, right],
         questions=texts.questions(right, page),
         root=Renderer("", page).to("."),
         body=body,
@@ -85,7 +78,7 @@ def file_page(file, page):
     if (REPOSITORY / file).is_dir():
         names = [Path(f).name for f in FILES if Path(f).parent == Path(file)]
         text = f"# {file}\n" + "".join(f"- `{name}`\n" for name in names)
-        return file, Renderer(f"{file}/", page).parse(text)
+        return file, Renderer(f"{file}/README.md", page).parse(text)
     code = f"<pre tabindex=0><code>{texts.colours(file)}</code></pre>"
     return file, f"<h1>{file}</h1>{code}"
 
@@ -98,13 +91,12 @@ def build(out):
         shutil.copy(HERE / file, out)
 
     def write(page, title, html, kind="text", links=""):
-        to, folder = Renderer("", page).to, texts.folder_of(page)
+        to, folder = Renderer("", page).to, page.split("/")[0]
         if folder in LESSONS:
             lesson = title_of(f"{folder}/README.md")
             links = f'<a href="{to(folder + "/index.html")}">{lesson}</a> {links}'
         (out / page).parent.mkdir(parents=True, exist_ok=True)
-        page_html = fill(
-            "page.html",
+        page_html = PAGE.substitute(
             root=to("."),
             title=escape(title),
             kind=kind,
@@ -119,24 +111,18 @@ def build(out):
         write(page, "Questions to print", texts.sheet(folder, page), "sheet")
     pages = [*PAGES.values()]
     for n, (scripts, page) in enumerate(PAGES.items()):
-        to, after = Renderer("", page).to, pages[(n + 1) % len(pages)]
-        links = (
-            f'<a href="{to(pages[n - 1])}" rel=prev>previous pair <kbd>,</kbd></a> '
-        )
+        to, before = Renderer("", page).to, pages[n - 1]
+        after = pages[(n + 1) % len(pages)]
+        links = f'<a href="{to(before)}" rel=prev>previous pair <kbd>,</kbd></a> '
         links += f'<a href="{to(after)}" rel=next>next pair <kbd>.</kbd></a>'
-        html = pair_page(*scripts, page)
-        write(page, pair_name(*scripts), html, "pairs", links)
-    LINKED.update(file for file in FILES if file.endswith(".md"))
-    done = set()
-    while LINKED - done:  # a text links to more
-        for file in LINKED - done:
-            page = texts.address(file)
-            if page == file:
-                (out / page).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(REPOSITORY / file, out / page)
-            else:
-                write(page, *file_page(file, page))
-            done.add(file)
+        write(page, pair_name(*scripts), pair_page(*scripts, page), "pairs", links)
+    for file in LINKED:  # it grows, since a text links to more
+        page = texts.address(file)
+        (out / page).parent.mkdir(parents=True, exist_ok=True)
+        if page == file:
+            shutil.copy(REPOSITORY / file, out / page)
+        else:
+            write(page, *file_page(file, page))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from functools import cache
 from html import escape
 from itertools import groupby, zip_longest
 
-from texts import REPOSITORY, Renderer, colours, folder_of
+from texts import REPOSITORY, Renderer, colours
 
 CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
@@ -79,7 +79,7 @@ def fold(rows):
 
 def table(left, right, page=""):
     """Return the rows of a pair as HTML: <tbody>s, and how many are changed."""
-    html, used, folder = [], set(), folder_of(right)
+    html, used, folder = [], set(), right.split("/")[0]
     # They are numbered from 1.
     lefts, rights = (["", *colours(file).splitlines()] for file in (left, right))
     rows = align(left, right)

@@ -20,7 +20,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PLUGINS = ["table", table_in_list]
 GIT = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
 FILES = subprocess.check_output(GIT, cwd=REPOSITORY, text=True).splitlines()
-LINKED = set()  # the files that any page links to
+LINKED = [file for file in FILES if file.endswith(".md")]  # texts add to it
+LINKED += {script for pair in PAIRS for script in pair[:2]}
 # The lessons in the order of README.md's table, and {(left, right): its page}.
 ROW = r"^\|[^|]*\|[^|]*?\]\((\w+)/README\.md\)"
 README = (REPOSITORY / "README.md").read_text()
@@ -30,11 +31,6 @@ PAGES = {
     (left, right): f"{right.removesuffix('.py')}-after-{Path(left).stem}.html"
     for left, right, *_ in ORDER
 }
-
-
-def folder_of(file):
-    """Return the folder of a file's lesson: the first in its path."""
-    return Path(file).parts[0]
 
 
 def texts_of(folder):
@@ -139,7 +135,8 @@ class Renderer(mistune.HTMLRenderer):
 
     def to_file(self, file, left=None):
         """Return where a file is: a right script on its pair's page."""
-        LINKED.add(file)
+        if file not in LINKED:
+            LINKED.append(file)
         pages = [page for pair, page in PAGES.items() if pair[1] == file]
         return self.to(PAGES.get((left, file), [*pages, address(file)][0]))
 
@@ -199,7 +196,7 @@ def questions(right, page):
     Questions that name right scripts of other pairs alone are left out.
     """
     name = Path(right).name
-    for file in texts_of(folder_of(right)):
+    for file in texts_of(right.split("/")[0]):
         sections = []
         for token in read(file, page):
             if token["type"] == "heading" and token["attrs"]["level"] < 3:
@@ -207,16 +204,15 @@ def questions(right, page):
             sections[-1].append(token)
         for section in sections:
             found = [(n, item) for _, n, item in numbered(section)]
-            if not found or name not in named(*section):
-                continue
-            renderer, where = Renderer(file, page), plain(section[0])
-            link = renderer.to(address(file)) + "#" + anchor(where)
-            html = f'<a href="{link}">{escape(where)}</a><ol>'
-            for n, item in found:
-                if name in (named(item) or {name}):
-                    html += f"<li value={n}>{renderer.html(item['children'])}"
-            summary = "<summary>Questions</summary>"
-            return f"<details class=questions open>{summary}{html}</ol></details>"
+            if found and name in named(*section):
+                renderer, where = Renderer(file, page), plain(section[0])
+                link = renderer.to(address(file)) + "#" + anchor(where)
+                html = f'<a href="{link}">{escape(where)}</a><ol>'
+                for n, item in found:
+                    if name in (named(item) or {name}):
+                        html += f"<li value={n}>{renderer.html(item['children'])}"
+                html = f"<summary>Questions</summary>{html}</ol>"
+                return f"<details class=questions open>{html}</details>"
     return ""
 
 
