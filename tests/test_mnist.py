@@ -41,11 +41,9 @@ def check(done, exercise, processes, batches):
 
 
 def test_one_gpu(exercise, sample):
-    before = {*exercise.iterdir()}
     done = run(["bash", "slurm_singlegpu.sh", *QUICK], exercise, sample)
     check(done, exercise, 1, 10)
-    left = {file.name for file in {*exercise.iterdir()} - before}
-    assert left - {"__pycache__"} == {"logs"}
+    assert not (exercise / "mnist_cnn.pt").exists()
 
 
 def test_the_course_command_and_its_profile(exercise, sample):
@@ -104,9 +102,8 @@ def test_optimizers_and_schedules():
         optimizer.step()
         schedule.step()
         rates[name] = optimizer.param_groups[0]["lr"]
-    assert rates == pytest.approx(
-        {"step": 0.7, "exponential": 0.7, "cosine": 0.8536}, 1e-3
-    )
+    expected = {"step": 0.7, "exponential": 0.7, "cosine": 0.853553}
+    assert rates == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_model_equals_the_courses():
