@@ -193,7 +193,7 @@ def test_gpus_that_pytorch_cannot_use_are_a_user_error(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert get_device() == CPU
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
-    with raises_user_error("sees none of this job's 2 GPUs.*check.py"):
+    with raises_user_error("sees no GPU of this job.*tools/check.py"):
         get_device()
     for hidden in "", "-1":
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
