@@ -12,11 +12,11 @@ FILES = [f for f in map(REPOSITORY.joinpath, LISTED.splitlines()) if f.is_file()
 TESTS = [file for file in FILES if file.is_relative_to(REPOSITORY / "tests")]
 PYTHON = [file for file in FILES if file.suffix == ".py" and not file.is_symlink()]
 MODULES = [file for file in PYTHON if file not in TESTS]
-COPIED = "tools/check.py", "tools/checkup"  # to a cluster, or installed by pip
+COPIED = "tools/check.py", "tools/machine.py", "tools/checkup"  # to other machines
 MAY_IMPORT = {  # besides a folder's own modules
-    **{exercise: ["common"] for exercise in EXERCISES},
-    "beyond_ddp": ["common", "dp_ddp_intro"],  # measure_memory.py measures ddp.py
     **{folder: [] for folder in ("common", *COPIED)},
+    "tools/check.py": ["tools/machine.py"],
+    **{exercise: ["common"] for exercise in EXERCISES},
     "tools": ["common", *COPIED],
     "tools/mfu.py": ["common", "tools", *EXERCISES],  # counts FLOPs of their models
     "bench": ["common", "tools", *COPIED, *EXERCISES],
