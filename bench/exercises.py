@@ -84,12 +84,8 @@ def build_cinic(script, _, device):
 def build_intro(script, _, device):
     small = {} if GPUS else {"layers": 2, "width": 128, "heads": 4}
     model = script.Transformer(length=256, **small).to(device)
-    return (
-        "dp_ddp_intro",
-        model,
-        optim.Adam(model.parameters(), 0.0003, fused=True),
-        (),
-    )
+    optimizer = optim.Adam(model.parameters(), 0.0003, fused=True)
+    return "dp_ddp_intro", model, optimizer, ()
 
 
 # The functions above, and the naive versions.
