@@ -72,7 +72,7 @@ def measure_rows(exercise, repeats, seconds):
     env, pipe = {**os.environ, "DATADIR": str(root)}, subprocess.PIPE
     for launch in launches(exercise, repeats, seconds):
         job = subprocess.Popen(launch, stdout=pipe, text=True, env=env, cwd=BENCH)
-        for line in job.stdout:
+        for line in filter(lambda line: line[0] == "{", job.stdout):
             row = json.loads(line)
             if synthetic:
                 row["script"] += ", synthetic data"
