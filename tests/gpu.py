@@ -285,7 +285,7 @@ def list_rows(gpu, few):
     yield "dp.py uses all GPUs", split_batch, gpu
     if not few:
         yield "largest_batch.py", find_largest_batch, gpu
-    for exercise in ["dp_ddp_intro"] if few else REQUIRED_FILES:
+    for exercise in ["mnist_multigpu"] if few else REQUIRED_FILES:
         yield f"bench of {exercise}", run_bench, exercise
 
 
