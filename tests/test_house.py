@@ -17,6 +17,7 @@ MAY_IMPORT = {  # besides a folder's own modules
     **{folder: [] for folder in ("common", *COPIED)},
     "tools/check.py": ["tools/machine.py"],
     **{exercise: ["common"] for exercise in EXERCISES},
+    "beyond_ddp": ["common", "dp_ddp_intro"],  # dataset.py is a link
     "tools": ["common", *COPIED],
     "tools/mfu.py": ["common", "tools", *EXERCISES],  # counts FLOPs of their models
     "bench": ["common", "tools", *COPIED, *EXERCISES],
