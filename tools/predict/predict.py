@@ -74,7 +74,7 @@ def predict_rows(workload, links, images, max_gpus, global_batch=None):
     for n in [*powers, max_gpus]:
         if global_batch:
             workload = replace(workload, batch=ceil(global_batch / n))
-        batch = (global_batch or n * workload.batch) * workload.accumulate
+        batch = global_batch or n * workload.batch
         if batch > images or (global_batch and n > global_batch):
             break  # less than one step per epoch, or less than one image per GPU
         step = predict_step(n, workload, links)
@@ -123,7 +123,7 @@ def format_verdict(rows, workload, max_gpus):
         text += f": {after.gpus} are {gain:.2f} times as fast"
     elif last.gpus < max_gpus:
         text += ": more GPUs would have no images"
-    step, fixed_seconds = after.step, workload.fixed_seconds * workload.accumulate
+    step, fixed_seconds = after.step, workload.fixed_seconds
     return (
         f"{text}.\nA step on {after.gpus}, in ms: compute {step.compute * 1e3:.2f} "
         f"({fixed_seconds * 1e3:.2f} of it fixed), sync overhead "
@@ -195,32 +195,18 @@ def parse_options():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="*", metavar="RESULTS.jsonl", help="runs")
-    parser.add_argument(
-        "--check", nargs="+", default=[], metavar="JSON", help="files of check.py"
-    )
+    parser.add_argument("--check", nargs="+", default=[], help="files of check.py")
     parser.add_argument("--site", help="name or file of a site")
     parser.add_argument("--model", help="torchvision model, without runs")
-    parser.add_argument(
-        "--speed", type=float, help="images/s of one GPU, without runs"
-    )
-    parser.add_argument(
-        "--gradient-mb", type=float, help="MB of gradients, without runs"
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="images per GPU, without runs"
-    )
-    parser.add_argument(
-        "--amp", action="store_true", help="16-bit speed, for --model"
-    )
-    parser.add_argument(
-        "--images", type=int, help="images per epoch (default: as measured)"
-    )
+    parser.add_argument("--speed", type=float, help="images/s, without runs")
+    parser.add_argument("--gradient-mb", type=float, help="MB, without runs")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
+    parser.add_argument("--amp", action="store_true", help="16 bits, for --model")
+    parser.add_argument("--images", type=int, help="images per epoch")
     parser.add_argument("--global-batch-size", type=int, help="for strong scaling")
     parser.add_argument("--loader-rate", type=int, help="images/s of a GPU's loader")
     parser.add_argument("--gpus", type=int, default=1024, help="most GPUs")
-    parser.add_argument(
-        "--explain", type=int, metavar="GPUS", help="show arithmetic"
-    )
+    parser.add_argument("--explain", type=int, metavar="GPUS", help="arithmetic")
     args = parser.parse_args()
     if not args.site and not args.check:
         raise UserError("no network; add --check FILE or --site NAME")

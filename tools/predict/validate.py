@@ -153,7 +153,7 @@ def print_errors(rows, off):
 
 
 def print_classes(rows):
-    """Print the errors from one GPU, and the figures in range, by class of machine."""
+    """Print the errors from one GPU, and figures in range, by class of machine."""
     classes = {}
     for row in rows:
         classes.setdefault(row["class"], []).append(row)
