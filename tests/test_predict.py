@@ -122,27 +122,6 @@ PCIE = {"kind": "PCIe", "gb_per_s": 20, "peer_to_peer": False}
 PCIE |= {"shared": {"gpus": 4, "gb_per_s": 40}}
 
 
-def test_gpus_that_share_a_link_get_their_part_of_it():
-    """8 GPUs have two links, and 4 GPUs share each."""
-    links = make_links({"gpus_per_node": 8, "inside": PCIE})
-    for n, part in ((2, 20), (3, 40 / 3), (4, 10), (8, 10)):
-        by_hand = 8.4e-6 + 2 * (n - 1) * 5.7e-6 + 2 * (n - 1) / n / (0.55 * part)
-        assert all_reduce_formula(1e9, n, links) == pytest.approx(by_hand)
-
-
-def test_all_reduces_over_pcie_hide_little():
-    """The range has all and nothing of it."""
-    inside = {"kind": "PCIe", "gb_per_s": 1}
-    slow = make_links({"gpus_per_node": 2, "inside": inside})
-    workload = replace(WORKLOAD, gradient_bytes=6e9)
-    network = predict_step(2, workload, slow).network
-    nothing = predict_step(2, workload, replace(slow, overlap=0)).network
-    assert nothing - network == pytest.approx(0.2 * 2 / 3 * 0.12, rel=0.05)
-    best, worst = step_model.best_and_worst(2, workload, slow)
-    assert best.compute == pytest.approx(0.1 / 1.03)
-    assert best.network < network < nothing < worst.network
-
-
 def test_pairs_of_a_check_show_what_gpus_share():
     """8 GPUs were measured; 2 do not share, and are four times as fast."""
     eight = check(1, 8, "nccl", lambda size: 14 / 8 * size / 1e9)
