@@ -5,9 +5,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from ranks import gather_from_ranks
 
 from common.log import rank0_print
+from ranks import gather_from_ranks
 from state import LATEST
 
 EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch

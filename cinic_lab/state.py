@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from ranks import gather_from_ranks, get_random_states, get_rank, set_random_states
 
 from common.errors import UserError
+from ranks import gather_from_ranks, get_random_states, get_rank, set_random_states
 
 LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
 PARTS = "model", "optimizer", "scheduler", "scaler"
