@@ -40,7 +40,7 @@ PAIRS = [
     (f"{INTRO}/ddp.py", f"{BEYOND}/elastic.py", "ELASTIC", 11),
     (f"{INTRO}/ddp.py", f"{BEYOND}/zero.py", "ZERO", 5),
     (f"{INTRO}/ddp.py", f"{BEYOND}/checkpointing.py", "AC", 7),
-    (f"{INTRO}/ddp.py", f"{BEYOND}/compiled.py", "COMPILE", 5),
+    (f"{INTRO}/ddp.py", f"{BEYOND}/compiled.py", "COMPILE", 3),
     (f"{INTRO}/ddp.py", f"{BEYOND}/fsdp.py", "FSDP", 16),
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/fsdp_checkpoint.py", "DCP", 13),
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/hsdp.py", "HSDP", 7),
