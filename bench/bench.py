@@ -110,7 +110,7 @@ def write(results, file):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="repeats of a case")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per repeat")
+    parser.add_argument("--seconds", type=float, default=1.5, help="per repeat")
     only = "exercise to measure, repeatable (default: all)"
     parser.add_argument("--only", action="append", choices=REQUIRED_FILES, help=only)
     args = parser.parse_args()
