@@ -31,7 +31,6 @@ def save_checkpoint(args, epoch, model, optimizer):
     state = {"epoch": epoch, "options": format_options(args)}
     state["model"], state["optimizer"] = model.state_dict(), optimizer.state_dict()
     part = Path(f"{args.checkpoint}.part")
-    part.unlink(missing_ok=True)  # it may be a link to another file
     torch.save(state, part)
     part.replace(args.checkpoint)
 
@@ -39,29 +38,21 @@ def save_checkpoint(args, epoch, model, optimizer):
 def load_checkpoint(args, model, optimizer):
     """Load args.checkpoint if it exists; return how many epochs it has, else 0.
 
-    All ranks must call this. Raises UserError if the folder is missing, if the file
-    is damaged, has other options or all epochs, or differs between the ranks.
+    All ranks must call this. Raises UserError if the file has other options or all
+    epochs, or differs between the ranks.
     """
     file, epoch, options = Path(args.checkpoint), 0, format_options(args)
     if file.exists():
-        try:
-            saved = torch.load(file, "cpu")
-            epoch, options = saved["epoch"], saved["options"]
-            if options == format_options(args):
-                model.load_state_dict(saved["model"])
-                optimizer.load_state_dict(saved["optimizer"])
-        except Exception as error:
-            raise UserError(
-                f"{file} is damaged, or not a checkpoint of elastic.py "
-                f"({type(error).__name__}); delete it, or use another --checkpoint"
-            ) from None
+        saved = torch.load(file, "cpu", weights_only=True)
+        epoch, options = saved["epoch"], saved["options"]
+        if options == format_options(args):
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
     epochs = [None] * dist.get_world_size()
     dist.all_gather_object(epochs, epoch)
     if len({*epochs}) > 1:
         line = f"{file} has {epochs} epochs on ranks 0 to {len(epochs) - 1}"
         raise UserError(f"{line}; put it on a disk that all nodes share")
-    if not file.parent.is_dir():
-        raise UserError(f"no folder {file.parent}; create it, or use another one")
     if options != format_options(args):
         raise UserError(f"{file} has other options; use {options}, or delete it")
     if epoch >= args.epochs:

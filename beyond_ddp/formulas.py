@@ -67,16 +67,14 @@ def state_bytes(parameters, strategy, ranks, group=1):
     (ZeRO, 3.1). Shards are taken to be of equal size. What TP does not split (norms,
     some biases) and Adam's step counters are small and left out.
     """
-    shards = {
-        "DDP": (1, 1, 1),
-        "CP": (1, 1, 1),
-        "ZeRO-1": (1, 1, ranks),
-        "FSDP": (ranks, ranks, ranks),
-        "FSDP + TP": (ranks, ranks, ranks),
-    }
-    sizes = 4 * parameters, 4 * parameters, 8 * parameters
-    counts = shards.get(strategy, (group, group, group))  # HSDP, TP, pipeline
-    return tuple(size / count for size, count in zip(sizes, counts, strict=True))
+    shards = group  # HSDP, TP, pipeline
+    if strategy in ("DDP", "ZeRO-1", "CP"):
+        shards = 1
+    if strategy in ("FSDP", "FSDP + TP"):
+        shards = ranks
+    adam_shards = ranks if strategy == "ZeRO-1" else shards
+    weights = 4 * parameters / shards
+    return weights, weights, 8 * parameters / adam_shards
 
 
 def ring_share(ranks):

@@ -25,6 +25,8 @@ from common.errors import run
 from common.log import rank0_print
 from schedule import SCHEDULES
 
+STEPS = 6  # per epoch
+
 
 def synchronize(device):
     """Wait for this stream's kernels and receives, but not for its sends."""
@@ -84,23 +86,17 @@ def measure_waiting(options, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
-    default = "default: 4, or 2 per GPU if that is more"
-    parser.add_argument("--layers", type=int, help=f"transformer layers ({default})")
     parser.add_argument("--width", type=int, default=256, help="embedding dimension")
-    parser.add_argument("--heads", type=int, default=4, help="attention heads")
     parser.add_argument("--length", type=int, default=128, help="sequence length")
-    parser.add_argument("--steps", type=int, default=6, help="steps per epoch")
     args = parser.parse_args()
     rank, local_rank, p = get_ranks()
-    args.layers = args.layers or max(4, 2 * p)
     device = get_device(local_rank)
     dist.init_process_group()
     dist.init_process_group, end = lambda: None, dist.destroy_process_group
     dist.destroy_process_group = lambda: None  # one process group for all runs
-    size = {name.replace("_", "-"): value for name, value in vars(args).items()}
-    size["sequences"] = size.pop("steps") * args.batch_size * p
-    options = [f"--{name}={value}" for name, value in size.items()]
+    options = [f"--width={args.width}", f"--length={args.length}", "--heads=4"]
+    options += [f"--layers={max(4, 2 * p)}", "--epochs=1"]
+    options += ["--batch-size=16", f"--sequences={STEPS * 16 * p}"]
     rank0_print(f"{p} GPUs: fraction of a step spent waiting, measured (calculated)")
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for logs/
@@ -111,11 +107,10 @@ def main():
         for name, v in SCHEDULES.items():
             cells = []
             for m in micro_batches:
-                more = [f"--schedule={name}", f"--micro-batches={m}", "--epochs=1"]
+                more = [f"--schedule={name}", f"--micro-batches={m}"]
                 measured = measure_waiting(options + more, device)
-                cells.append(
-                    f"m = {m}: {measured:.2f} ({(p - 1) / (v * m + p - 1):.2f})"
-                )
+                calculated = (p - 1) / (v * m + p - 1)
+                cells.append(f"m = {m}: {measured:.2f} ({calculated:.2f})")
                 bar.update()
             rank0_print(f"{name:16}" + "   ".join(cells))
         bar.close()

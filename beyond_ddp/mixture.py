@@ -36,7 +36,9 @@ class Mixture(nn.Module):
         probability, choice = probabilities.max(-1)
 
         # How many tokens each rank has for each expert (ranks, experts).
-        counts = gather_counts(one_hot(choice, num_experts).sum(0))
+        own = one_hot(choice, num_experts).sum(0, keepdim=True)
+        counts = own.new_empty(dist.get_world_size(), num_experts)
+        dist.all_gather_into_tensor(counts, own)
         share = counts.sum(0) / counts.sum()  # of each expert, in all ranks' tokens
         self.balance = num_experts * share @ probabilities.mean(0)
 
@@ -92,13 +94,6 @@ class AllToAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return AllToAll.apply(grad, ctx.from_ranks, ctx.to_ranks), None, None
-
-
-def gather_counts(counts):
-    """Return the counts of all ranks (ranks, experts)."""
-    gathered = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, counts)
-    return torch.stack(gathered)
 
 
 def make_experts(args, rank, world_size):

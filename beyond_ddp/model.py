@@ -1,10 +1,15 @@
-"""A decoder-only transformer that predicts the next token of a sequence."""
+"""The transformer of ../dp_ddp_intro/model.py, which can be cut into stages.
+
+Its parameters and results are the same. A layer's attention can be replaced, and
+positions can start elsewhere than at 0.
+"""
 
 import os
+from functools import partial
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 from common.errors import UserError
 from dataset import VOCABULARY
@@ -17,19 +22,11 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(length, width)
-        self.first = 0  # position of the first token; see context_parallel.py
+        self.first = 0  # position of the first token, for context_parallel.py
 
     def forward(self, tokens):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         return self.token(tokens) + self.position(positions + self.first)
-
-
-def causal_attention(q, k, v):
-    """Map queries, keys and values (N, heads, length, width) to new values.
-
-    No token sees a later one.
-    """
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Block(nn.Module):
@@ -37,15 +34,15 @@ class Block(nn.Module):
 
     def __init__(self, width, heads):
         super().__init__()
-        self.head_width = width // heads
+        self.head_width = width // heads  # heads may be on other GPUs
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(*mlp)
-        self.attention = causal_attention
+        # Causal: no token sees a later one.
+        self.attention = partial(scaled_dot_product_attention, is_causal=True)
 
     def forward(self, x):
-        # Each head's queries, keys and values are adjacent, so heads can be sharded.
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
         q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width) each
         attended = self.attention(q, k, v)
@@ -56,26 +53,21 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Maps tokens (N, length) to logits (N, length, VOCABULARY) of the next tokens.
 
-    The default is the size of GPT-2 except for the vocabulary: 12 layers of width
-    768 (d_model in papers), 85 million parameters
-    (https://huggingface.co/openai-community/gpt2). All layers are in one
-    nn.Sequential, which stages() divides. Raises UserError if width is not divisible
-    by heads.
+    The default is the size of GPT-2 except for the vocabulary: 85 million parameters
+    (https://huggingface.co/openai-community/gpt2). Raises UserError if width is not
+    divisible by heads.
     """
 
     def __init__(self, layers=12, width=768, heads=12, length=256, verbose=False):
         super().__init__()
         if width % heads:
-            raise UserError(
-                f"--width {width} is not divisible by --heads {heads}; use "
-                f"--width {-(-width // heads) * heads}"
-            )
-        self.verbose = verbose
-        if verbose:
-            self.register_forward_pre_hook(print_input_size)
+            problem = f"--width {width} is not divisible by --heads {heads}"
+            raise UserError(f"{problem}; use --width {-(-width // heads) * heads}")
         blocks = [Block(width, heads) for _ in range(layers)]
         head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
         self.layers = nn.Sequential(Embedding(width, length), *blocks, *head)
+        if verbose:
+            self.layers[0].register_forward_pre_hook(print_input_size)
 
     def stages(self, indices, num_stages):
         """Return the pipeline stages with these indices as an nn.ModuleList.
@@ -89,8 +81,6 @@ class Transformer(nn.Module):
         cuts = [0, *inner_cuts, None]
         layers = [*self.layers, nn.Flatten(0, 1)]
         stages = [nn.Sequential(*layers[cuts[i] : cuts[i + 1]]) for i in indices]
-        for stage in stages if self.verbose else ():
-            stage.register_forward_pre_hook(print_input_size)
         return nn.ModuleList(stages)
 
     def forward(self, tokens):

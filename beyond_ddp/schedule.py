@@ -13,9 +13,8 @@ def assign_stages(args, rank, gpus):
     """Return the indices of this rank's stages, and the number of all stages.
 
     args: the options of pipeline.py. With two stages per GPU, the data passes
-    through all GPUs twice. Raises UserError if there are more stages than layers, if
-    batch or data set cannot be split evenly (a pipeline takes micro-batches of one
-    size), or if the schedule does not work with this number of micro-batches.
+    through all GPUs twice. Raises UserError if there are more stages than layers, or
+    if batch or data set cannot be split evenly: micro-batches have one size.
     """
     num_stages, m = gpus * SCHEDULES[args.schedule], args.micro_batches
     batch, sequences = args.batch_size * gpus, args.sequences
@@ -32,16 +31,6 @@ def assign_stages(args, rank, gpus):
         raise UserError(
             f"the last batch would have {sequences % batch} sequences, not {batch}; "
             f"use --sequences {batch * -(-sequences // batch)}"
-        )
-    if args.schedule == "1F1B" and m < gpus:
-        raise UserError(
-            f"1F1B needs a micro-batch for each of {gpus} stages; use "
-            f"--micro-batches {gpus}, or --schedule GPipe"
-        )
-    if num_stages > gpus and m % gpus:
-        raise UserError(
-            f"{args.schedule} needs a multiple of {gpus} micro-batches on {gpus} "
-            f"GPUs; use --micro-batches {gpus * -(-m // gpus)}"
         )
     return range(rank, num_stages, gpus), num_stages
 

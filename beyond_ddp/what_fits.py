@@ -178,9 +178,8 @@ def main():
     args = parser.parse_args()
     for n in args.gpus:
         if n % min(n, args.gpus_per_node):
-            full, node = n - n % args.gpus_per_node, args.gpus_per_node
-            fix = f"use --gpus {full}, or another --gpus-per-node"
-            raise UserError(f"{n} GPUs do not fill nodes of {node}; {fix}")
+            node = args.gpus_per_node
+            raise UserError(f"{n} GPUs do not fill nodes of {node}; use a multiple")
     names = [MODELS[m] for m in ([args.model] if args.model else DEFAULT_MODELS)]
     if args.length:
         names = [(name, shape._replace(length=args.length)) for name, shape in names]

@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import parallel as tp
 from torch.nn.functional import cross_entropy
-from torch.utils.data import RandomSampler
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
@@ -61,8 +60,7 @@ def train(model, loader, optimizer, device):
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         optimizer.zero_grad()
@@ -78,8 +76,7 @@ def evaluate(model, loader, device):
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
@@ -90,7 +87,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6, help="epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
-    parser.add_argument("--workers", type=int, default=1, help="loader processes")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
@@ -101,11 +97,8 @@ def main():
     torch.manual_seed(args.seed)  # all ranks train on the same batches
 
     train_set, val_set = shapes(2048, seed=1), shapes(501, seed=2)
-    batch_size, workers = args.batch_size * world_size, args.workers
-    sampler = RandomSampler(train_set)
-    train_loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, num_workers=workers
-    )
+    batch_size = args.batch_size * world_size
+    train_loader = make_loader(train_set, batch_size, device, shuffle=True)
     val_loader = make_loader(val_set, batch_size, device)
 
     with torch.device("meta"):
@@ -117,20 +110,16 @@ def main():
     model.init_weights(args.seed, rank, device)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, foreach=False)
     log = RunLog(args, device)
-    start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        epoch_start = time.perf_counter()
+        start = time.perf_counter()
         train_metrics = train(
             model, log.progress(train_loader, "training"), optimizer, device
         )
-        seconds = time.perf_counter() - epoch_start
+        seconds = time.perf_counter() - start
         val_metrics = evaluate(model, val_loader, device)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
-    training_seconds = time.perf_counter() - start
-    log.write_result(val_metrics["accuracy"], training_seconds)
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
+    log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 
 

@@ -3,7 +3,6 @@
     sbatch run-2gpus.sh patient3.py
 
 The features are frozen in the first stage and fine-tuned in the second.
-It runs without a GPU.
 """
 
 import argparse
@@ -78,9 +77,7 @@ def evaluate(model, loader, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=4, help="epochs")
-    parser.add_argument(
-        "--finetune-epochs", type=int, default=6, help="fine-tuning epochs"
-    )
+    parser.add_argument("--finetune-epochs", type=int, default=6, help="more epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -114,10 +111,8 @@ def main():
         )
         seconds = time.perf_counter() - start
         val_metrics = evaluate(model, val_loader, device)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
     log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 

@@ -100,10 +100,8 @@ def main():
                 val_sums += batch_sums(loss, output.argmax(dim=1) == labels)
         dist.all_reduce(val_sums)
         val_metrics = to_metrics(val_sums)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
 
     log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()

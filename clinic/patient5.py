@@ -3,7 +3,6 @@
     sbatch run-2nodes.sh patient5.py
 
 It needs only PyTorch, and nothing from common/.
-It runs without a GPU.
 """
 
 import argparse

@@ -4,7 +4,6 @@
     sbatch run-2gpus.sh patient6.py --epochs 8 --resume
 
 Each epoch ends with a checkpoint in logs/patient6.pt.
-It runs without a GPU.
 """
 
 import argparse
@@ -61,9 +60,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=8, help="epochs")
     parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
-    parser.add_argument(
-        "--resume", action="store_true", help="resume from the checkpoint"
-    )
+    parser.add_argument("--resume", action="store_true", help="from the checkpoint")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()

@@ -48,8 +48,7 @@ def train(model, batches, optimizer, device):
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = criterion(output, labels)
         optimizer.zero_grad()
@@ -65,8 +64,7 @@ def evaluate(model, batches, device):
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = criterion(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)

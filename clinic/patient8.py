@@ -31,11 +31,10 @@ class Trainer:
         self.device, self.rank = device, rank
         self.train_set, val_set = shapes(1536, seed=7), shapes(501, seed=8)
         self.sampler = DistributedSampler(self.train_set, seed=args.seed)
-        loader = make_loader(
+        self.train_loader = make_loader(
             self.train_set, args.batch_size, device, sampler=self.sampler
         )
         val_shard = Subset(val_set, range(rank, len(val_set), world_size))
-        self.train_loader = loader
         self.val_loader = make_loader(val_shard, args.batch_size, device)
         self.model = nn.Sequential(
             *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16)),
@@ -93,9 +92,7 @@ class Trainer:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6, help="epochs")
-    parser.add_argument(
-        "--validate-every", type=int, default=2, help="epochs per validation"
-    )
+    parser.add_argument("--validate-every", type=int, default=2, help="in epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")

@@ -6,11 +6,7 @@ It needs no GPU: tensors on the meta device have a size but no values. Bytes and
 FLOPs are counted, and times are calculated from them.
 """
 
-import statistics
-import sys
-import time
 from collections import Counter
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -80,26 +76,6 @@ def step(model, inputs, targets):
     return loss, copied
 
 
-def time_replicate(model, repeats=5):
-    """Return the median time that Python takes for two GPUs' replicas, in ms.
-
-    This times PyTorch's replicate(), which a step calls before the forward pass,
-    without the copying of tensors.
-    """
-    module, seconds = sys.modules["torch.nn.parallel.replicate"], []
-    copies = {t: t.detach() for t in (*model.parameters(), *model.buffers())}
-
-    def no_copies(tensors, devices, detach=False):
-        return [[copies[tensor] for tensor in tensors]] * len(devices)
-
-    with patch.object(module, "_broadcast_coalesced_reshape", no_copies):
-        for _ in range(repeats):
-            start = time.perf_counter()
-            module.replicate(model, [0, 1])
-            seconds.append(time.perf_counter() - start)
-    return 1000 * statistics.median(seconds)
-
-
 def main():
     rows, models = {}, make_models()
     bar = tqdm(models.items(), "counting", leave=False, disable=None)
@@ -115,10 +91,8 @@ def main():
         row["DDP: gradients each way, MB"] = ddp / 1e6
         for link, speed in LINKS.items():
             row[f"time over {link}, ms "] = 1000 * ddp / speed
-        row["arithmetic of the step, ms"] = (
-            1000 * counter.get_total_flops() / 2 / PEAK
-        )
-        row["replicate() in Python, ms"] = time_replicate(model)
+        seconds = counter.get_total_flops() / 2 / PEAK
+        row["arithmetic of the step, ms"] = 1000 * seconds
     print(" " * 36 + "".join(f"{name:>14}" for name in rows))
     for part in rows["MNIST"]:
         print(f"{part:36}" + "".join(f"{row[part]:14.2f}" for row in rows.values()))

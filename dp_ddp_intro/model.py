@@ -4,7 +4,7 @@ import os
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 from common.errors import UserError
 from dataset import VOCABULARY
@@ -17,19 +17,10 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, width)
         self.position = nn.Embedding(length, width)
-        self.first = 0  # position of the first token; see context_parallel.py
 
     def forward(self, tokens):
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.position(positions + self.first)
-
-
-def causal_attention(q, k, v):
-    """Map queries, keys and values (N, heads, length, width) to new values.
-
-    No token sees a later one.
-    """
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.token(tokens) + self.position(positions)
 
 
 class Block(nn.Module):
@@ -37,18 +28,17 @@ class Block(nn.Module):
 
     def __init__(self, width, heads):
         super().__init__()
-        self.head_width = width // heads
+        self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(*mlp)
-        self.attention = causal_attention
 
     def forward(self, x):
-        # Each head's queries, keys and values are adjacent, so heads can be sharded.
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (-1, 3, self.head_width))
+        qkv = self.qkv(self.norm1(x)).unflatten(-1, (self.heads, 3, -1))
         q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width) each
-        attended = self.attention(q, k, v)
+        # Causal: no token sees a later one.
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
@@ -56,42 +46,21 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Maps tokens (N, length) to logits (N, length, VOCABULARY) of the next tokens.
 
-    The default is the size of GPT-2 except for the vocabulary: 12 layers of width
-    768 (d_model in papers), 85 million parameters
-    (https://huggingface.co/openai-community/gpt2). All layers are in one
-    nn.Sequential, which stages() divides. Raises UserError if width is not divisible
-    by heads.
+    The default is the size of GPT-2 except for the vocabulary: 85 million parameters
+    (https://huggingface.co/openai-community/gpt2). Raises UserError if width is not
+    divisible by heads.
     """
 
     def __init__(self, layers=12, width=768, heads=12, length=256, verbose=False):
         super().__init__()
         if width % heads:
-            raise UserError(
-                f"--width {width} is not divisible by --heads {heads}; use "
-                f"--width {-(-width // heads) * heads}"
-            )
-        self.verbose = verbose
+            problem = f"--width {width} is not divisible by --heads {heads}"
+            raise UserError(f"{problem}; use --width {-(-width // heads) * heads}")
         if verbose:
             self.register_forward_pre_hook(print_input_size)
         blocks = [Block(width, heads) for _ in range(layers)]
         head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
         self.layers = nn.Sequential(Embedding(width, length), *blocks, *head)
-
-    def stages(self, indices, num_stages):
-        """Return the pipeline stages with these indices as an nn.ModuleList.
-
-        The blocks are divided evenly over num_stages. The first stage also has the
-        embedding. The last one has the head and returns logits (N * length,
-        VOCABULARY).
-        """
-        blocks = len(self.layers) - 3  # without the embedding, the norm and the head
-        inner_cuts = (1 + i * blocks // num_stages for i in range(1, num_stages))
-        cuts = [0, *inner_cuts, None]
-        layers = [*self.layers, nn.Flatten(0, 1)]
-        stages = [nn.Sequential(*layers[cuts[i] : cuts[i + 1]]) for i in indices]
-        for stage in stages if self.verbose else ():
-            stage.register_forward_pre_hook(print_input_size)
-        return nn.ModuleList(stages)
 
     def forward(self, tokens):
         return self.layers(tokens)

@@ -4,7 +4,7 @@
 
 It first trains naively (one half works while the other waits), then with each batch
 split into micro-batches, so that both halves work at the same time.
-beyond_ddp/pipeline.py uses PyTorch's pipeline instead, on any number of GPUs.
+../beyond_ddp/pipeline.py uses PyTorch's instead, on any number of GPUs.
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 """
@@ -54,7 +54,7 @@ def second_half(layers, micro_batches, width):
         received = torch.empty(*targets.shape, width, device=targets.device)
         dist.recv(received, 0)
         inputs.append(received.requires_grad_())
-        logits = layers(received)
+        logits = layers(received).flatten(0, 1)
         # Divided by the whole batch's count, so that gradients add up to its mean's.
         loss = cross_entropy(logits, targets.flatten(), reduction="sum") / count
         losses.append(loss)
@@ -109,29 +109,26 @@ def main():
 
     train_set = random_sequences(args.sequences, args.length)
     model = Transformer(args.layers, args.width, args.heads, args.length)
-    layers = model.stages([rank], 2)[0].to(device)
+    cut = 1 + args.layers // 2  # after the embedding and half of the blocks
+    layers = (model.layers[:cut] if rank == 0 else model.layers[cut:]).to(device)
     # Enabled later: RunLog would print the batch as if it were per GPU.
     log = RunLog(args, device, enabled=False, unit="tokens")
     log.enabled = rank == 0
-    half = args.layers // 2
-    log.print(f"On {device}: the embedding and {half} of {args.layers} layers")
+    log.print(f"On {device}: the embedding and {cut - 1} of {args.layers} layers")
 
     sampler = RandomSampler(train_set)
     loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(layers.parameters(), args.lr, fused=True)
-    for num_micro_batches in (1, args.micro_batches):
+    for m in (1, args.micro_batches):
         for _ in range(args.epochs):  # only the last one is reported
             batches = log.progress(loader, "training")
             start = time.perf_counter()
-            loss = train(
-                layers, batches, optimizer, device, num_micro_batches, args.width
-            )
+            loss = train(layers, batches, optimizer, device, m, args.width)
             seconds = time.perf_counter() - start
         speed = train_set.labels.numel() / seconds
-        step = (
-            f"{1000 * seconds / len(loader):.1f} ms per step, {speed:.1f} tokens/s"
-        )
-        log.print(f"Micro-batches: {num_micro_batches}; {step}; loss {loss:.4g}")
+        step = f"{1000 * seconds / len(loader):.1f} ms per step"
+        line = f"{step}, {speed:.1f} tokens/s; loss {loss:.4g}"
+        log.print(f"Micro-batches: {m}; {line}")
     dist.destroy_process_group()
 
 

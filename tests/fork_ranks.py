@@ -56,15 +56,7 @@ class Run:
     """A script that runs as one process (ranks=0), or with this number of ranks."""
 
     def __init__(
-        self,
-        folder,
-        datadir,
-        script,
-        *options,
-        ranks=0,
-        per_node=None,
-        patch=None,
-        **env,
+        self, folder, data, script, *options, ranks=0, per_node=0, patch=None, **env
     ):
         """folder: where it runs; script: its path, or that within the repository.
 
@@ -72,7 +64,7 @@ class Run:
         with the script's module and the rank before main().
         """
         self.folder, self.processes = folder, []
-        env["DATADIR"] = str(datadir)
+        env["DATADIR"] = str(data)
         per_node, port = per_node or ranks, free_port()
         for rank in range(max(1, ranks)):
             (folder / f"{rank}.out").unlink(missing_ok=True)

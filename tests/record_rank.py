@@ -5,30 +5,27 @@ numbers then, on any number of ranks.
 """
 
 import os
-import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DistributedSampler
 
 from common.data import InMemoryDataset
 
-DATA = "dogs_vs_cats", "mnist", "cifar100", "cinic"
+DATA = {"dogs_vs_cats", "mnist", "cifar100", "cinic"}
 SIZES = 36, 20, 36  # to train on in batches of 12; to evaluate, not divisible by 3
 
 
 class OneReplica(DistributedSampler):
     """A sampler that gives one process the shards of all ranks."""
 
-    first_epoch = 1
-
-    def __init__(self, dataset):
+    def __init__(self, dataset, first_epoch):
         super().__init__(dataset, 1, 0)
-        self.epoch = self.first_epoch - 1
+        self.epoch = first_epoch - 1
 
     def __iter__(self):
         self.epoch += 1
@@ -53,53 +50,43 @@ class FixedBatchNorm(nn.BatchNorm2d):
         return super().train(False)
 
 
-def shorten(load):
-    def load_fewer():
-        sets = zip(load(), SIZES, strict=False)
-        return [
-            InMemoryDataset(s.images[:size], s.labels[:size]) for s, size in sets
-        ]
-
-    return load_fewer
+def load_fewer(load):
+    """Return the data sets that a function loads, shortened to SIZES."""
+    sets = zip(load(), SIZES, strict=False)
+    return [InMemoryDataset(s.images[:size], s.labels[:size]) for s, size in sets]
 
 
 def local_copies(optimizer):
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     shards = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
-    return [shard.detach().clone() for shard in shards]
+    return [shard.detach().contiguous().clone() for shard in shards]
 
 
 def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
     """Make main() save what it computes to RANK.pt.
 
     means: loss and accuracies, as printed; start, weights: of this rank, before the
-    first step and after the last; graphs: how many Dynamo made. first_epoch: what
-    the script gives to set_epoch.
+    first step and after the last. first_epoch: what the script gives to set_epoch.
     """
     seen = {"means": []}
     nn.Dropout.forward = lambda layer, x: x
     nn.BatchNorm2d = batchnorm
-    for name in ("augment", "crop_and_flip"):
-        if hasattr(module, name):
-            setattr(module, name, lambda images: images.flip(3))
-    for name in DATA:
-        if hasattr(module, name):
-            setattr(module, name, shorten(getattr(module, name)))
-    OneReplica.first_epoch = first_epoch
-    torch.utils.data.RandomSampler = module.RandomSampler = OneReplica
+    for name in vars(module).keys() & {"augment", "crop_and_flip"}:
+        setattr(module, name, lambda images: images.flip(3))
+    for name in vars(module).keys() & DATA:
+        setattr(module, name, partial(load_fewer, getattr(module, name)))
+    sampler = partial(OneReplica, first_epoch=first_epoch)
+    torch.utils.data.RandomSampler = module.RandomSampler = sampler
     for name in ("Adam", "Adadelta", "RMSprop"):
         setattr(torch.optim, name, Momentum)
     torch.accelerator.device_count = lambda: 2  # for DataParallel
-    sys.modules["wandb"] = None  # one script alone may import it
 
-    def before_step(optimizer, *_):
-        seen.setdefault("start", local_copies(optimizer))
-
-    def after_step(optimizer, *_):
+    def note_weights(optimizer, *_):
         seen["weights"] = local_copies(optimizer)
+        seen.setdefault("start", seen["weights"])
 
-    optimizers.register_optimizer_step_pre_hook(before_step)
-    optimizers.register_optimizer_step_post_hook(after_step)
+    optimizers.register_optimizer_step_pre_hook(note_weights)
+    optimizers.register_optimizer_step_post_hook(note_weights)
     get_device, train, main = module.get_device, module.train, module.main
 
     def check_device(local_rank=None):
@@ -117,14 +104,13 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
 
     def recording_train(*args):
         result = train(*args)
-        for model in args:
-            for buffer in model.buffers() if isinstance(model, nn.Module) else ():
-                buffer += rank  # as if BatchNorm had seen other images
+        models = [model for model in args if isinstance(model, nn.Module)]
+        for buffer in (buffer for model in models for buffer in model.buffers()):
+            buffer += rank  # as if BatchNorm had seen other images
         return result
 
     def recording_main():
         main()
-        seen["graphs"] = counters["stats"]["unique_graphs"]
         save(seen, f"{rank}.pt")
 
     save, torch.save = torch.save, check_save

@@ -17,6 +17,7 @@ import torch
 from conftest import REPOSITORY, slow
 from fork_ranks import Run
 from record_rank import record
+from torch.nn.utils import parameters_to_vector
 
 from pairs import BEYOND, CIFAR, CINIC, EIGHT, INTRO, MNIST, PAIRS, STRONG
 
@@ -30,8 +31,6 @@ OPTIONS = {  # of all scripts of an exercise
 }
 RECORDED = {"cifar100_demo": "--steps=2"}  # of three
 RECORDED["dp_ddp_intro"] = "--sequences=48 --epochs=5"
-for options in (OPTIONS, RECORDED):
-    options["beyond_ddp"] = options["dp_ddp_intro"]
 CHECKED = {  # the checkup wants steps in each epoch that print nothing
     "exercise8": "--batch-size=10",
     "mnist_multigpu": "--batch-size=64",
@@ -39,7 +38,8 @@ CHECKED = {  # the checkup wants steps in each epoch that print nothing
     "cinic_lab": "--batch-size=12",
     "dp_ddp_intro": "--batch-size=4 --sequences=48 --epochs=2",
 }
-CHECKED["beyond_ddp"] = CHECKED["dp_ddp_intro"]
+for options in (OPTIONS, RECORDED, CHECKED):
+    options["beyond_ddp"] = options["dp_ddp_intro"]
 UNSEEN_BY_ALL = {"own-gpu", "clipping"}  # on CPUs
 REPLICAS = {"start", "gradients", "weights"}
 # Ranks share a model, and so a batch.
@@ -48,7 +48,7 @@ DTENSORS = {"fsdp", "fsdp_checkpoint", "hsdp", "tensor_parallel", "fsdp_tp"}
 UNSEEN = {  # besides; TP has collectives of its own
     "tensor_parallel": {*PARTS, "collectives", "rank0-eval"},
     "fsdp_tp": PARTS,
-    "pipeline": PARTS,
+    "pipeline": {*PARTS, "unused-parameters"},
     "context_parallel": {"coverage"},  # ranks share a batch
 }
 LOCAL = {"local_sgd", "diloco"}  # they average weights, not gradients
@@ -71,7 +71,6 @@ LARGE = f"{EIGHT}_largedata.py"
 AMP = f"{CINIC}_tensorboard.py"
 SINGLE = f"{INTRO}/single.py"
 ONE_PROCESS = [
-    Case(f"{MNIST}_singlegpu.py", f"{MNIST}_singlegpu.py", 0, "--workers=1"),
     Case(f"{MNIST}_multigpu.py", f"{MNIST}_singlegpu.py", 0, "--batch-size=6"),
     Case(f"{CIFAR}_data_parallel.py", f"{CIFAR}_cifar100.py", 0, "--batch-size=6"),
     Case(f"{INTRO}/dp.py", SINGLE, 0, "--batch-size=6"),
@@ -90,6 +89,7 @@ DDP = [
     Case(f"{CINIC}_requeue.py", AMP, 3, "--dtype=fp32"),
     Case(f"{INTRO}/ddp.py", SINGLE),
 ]
+HOOKS = [("bf16_gradients", 0.03), ("powersgd", 0.3)]  # and how far losses differ
 OUTER = "--local-steps=1 --outer-lr=1 --outer-momentum=0"
 BEYOND_DDP = [
     Case(f"{BEYOND}/accumulate.py", SINGLE, 2, "--accumulate=3 --batch-size=2"),
@@ -105,14 +105,13 @@ BEYOND_DDP = [
     Case(f"{BEYOND}/fsdp_tp.py", SINGLE, 4, copies=0),
     Case(f"{BEYOND}/context_parallel.py", SINGLE, 4),
     Case(f"{BEYOND}/pipeline.py", SINGLE, 2, "--schedule=1F1B", copies=0),
-    Case(f"{BEYOND}/pipeline.py", SINGLE, 2, "--schedule=GPipe", copies=0),
     Case(f"{BEYOND}/pipeline.py", SINGLE, 2, "--schedule=Interleaved1F1B", copies=0),
 ]
 ELSEWHERE = {  # compared in another way
     f"{CINIC}_wandb.py": "test_cinic.py",
     f"{CINIC}_syncbn.py": "test_cinic.py",
     f"{BEYOND}/compiled.py": "test_beyond.py",
-    f"{BEYOND}/streaming.py": "test_beyond.py",
+    f"{BEYOND}/streaming.py": "test_streaming.py",
     f"{BEYOND}/experts.py": "test_beyond.py",
     f"{BEYOND}/bf16_gradients.py": "below",
     f"{BEYOND}/powersgd.py": "below",
@@ -121,8 +120,8 @@ ELSEWHERE = {  # compared in another way
 
 
 def test_all_scripts_of_pairs_are_compared():
-    cases = [*ONE_PROCESS, *DDP, *BEYOND_DDP]
-    compared = {case.script for case in cases} | {case.counterpart for case in cases}
+    cases = *ONE_PROCESS, *DDP, *BEYOND_DDP
+    compared = {script for case in cases for script in case[:2]}
     scripts = {script for pair in PAIRS for script in pair[:2]}
     others = {s for s in scripts if s.startswith("clinic") or "tensorflow" in s}
     assert compared | {*ELSEWHERE} | others == scripts
@@ -138,9 +137,8 @@ def recorded(sample, tmp_path_factory):
         batch = f"--batch-size={BATCH // max(1, ranks)}"
         own = RECORDED.get(exercise, "")
         options = f"{OPTIONS[exercise]} {own} {batch} {options}".split()
-        first_epoch = 0 if exercise == "cinic_lab" else 1
-        how = {"ranks": ranks, "per_node": per_node}
-        how["patch"] = partial(record, first_epoch=first_epoch)
+        patch = partial(record, first_epoch=0 if exercise == "cinic_lab" else 1)
+        how = {"ranks": ranks, "per_node": per_node, "patch": patch}
         folder = tmp_path_factory.mktemp("run")
         run = Run(folder, sample, script, *options, **how)
         seen = run.results()
@@ -174,14 +172,9 @@ def test_it_trains_as_one_process_does(case, recorded):
     for one, other in zip(seen, seen[copies:] if copies else [], strict=False):
         assert all(map(torch.equal, one["weights"], other["weights"]))
     if copies == 1:
-        moved = largest_difference(alone["start"], alone["weights"])
-        far = largest_difference(alone["weights"], seen[0]["weights"])
-        assert far < 0.01 * moved
-
-
-def largest_difference(one, other):
-    pairs = zip(one, other, strict=True)
-    return max((a - b).abs().max().item() for a, b in pairs)
+        all_weights = alone["start"], alone["weights"], seen[0]["weights"]
+        start, end, own = map(parameters_to_vector, all_weights)
+        assert (own - end).abs().max() < 0.01 * (end - start).abs().max()
 
 
 @pytest.mark.parametrize(
@@ -190,9 +183,6 @@ def largest_difference(one, other):
         (f"{CIFAR}_cifar100.py", 0, "--amp --dtype=bf16"),
         (f"{CINIC}_amp.py", 0, "--dtype=bf16"),
         (f"{BEYOND}/fsdp.py", 3, "--bf16"),
-        slow(f"{CIFAR}_ddp_cifar100.py", 3, "--dtype=bf16"),
-        slow(f"{CINIC}_ddp.py", 3, "--dtype=bf16"),
-        slow(f"{BEYOND}/hsdp.py", 3, "--bf16"),
         slow(f"{BEYOND}/fsdp_tp.py", 2, "--bf16"),
     ],
 )
@@ -204,20 +194,17 @@ def test_16_bits_change_the_digits_and_no_more(script, ranks, options, recorded)
         assert 0 < abs(its["loss"] - whole["loss"]) < 0.03 * whole["loss"]
 
 
-@pytest.mark.parametrize(
-    "script, most", [("bf16_gradients", 0.03), ("powersgd", 0.3)]
-)
+@pytest.mark.parametrize("script, most", HOOKS)
 def test_compressed_gradients_train_nearly_as_well(script, most, recorded):
     """PowerSGD after ten steps only: from the third epoch of four steps."""
     full, _ = recorded(f"{INTRO}/ddp.py", 3)
     (first, *others), _ = recorded(f"{BEYOND}/{script}.py", 3)
     pairs = zip(full[0]["means"], first["means"], strict=True)
-    for epoch, (whole, its) in enumerate(pairs):
-        change = abs(its["loss"] - whole["loss"]) / whole["loss"]
-        if script == "powersgd" and epoch < 2:
-            assert change < 1e-6
-        else:
-            assert 0 < change < most
+    changes = [abs(its["loss"] / whole["loss"] - 1) for whole, its in pairs]
+    if script == "powersgd":
+        assert max(changes[:2]) < 1e-6
+        changes = changes[2:]
+    assert min(changes) > 0 and max(changes) < most
     for other in others:
         assert all(map(torch.equal, first["weights"], other["weights"]))
 
@@ -232,19 +219,17 @@ def checkup(script, datadir, folder, options):
     for row in json.loads((folder / "rows.json").read_text()):
         found[row["state"]].add(row["name"])
     assert statuses == [bool(found["error"])] * 2, run.output()
-    bad = found["error"] | found["warning"] | found["advice"]
-    return bad, found["not seen"]
+    return found["error"] | found["warning"] | found["advice"], found["not seen"]
 
 
-SYNCBN = Case(f"{CINIC}_syncbn.py", AMP)
-EXPERTS = Case(f"{BEYOND}/experts.py", SINGLE)
+OTHERS = [Case(f"{CINIC}_syncbn.py", AMP), Case(f"{BEYOND}/experts.py", SINGLE)]
 
 
 @pytest.mark.parametrize(
     "case",
     [
         c if name_of(c) in ("ddp", "cinic_ddp --dtype=fp32", "fsdp_tp") else slow(c)
-        for c in (*DDP, SYNCBN, EXPERTS, *BEYOND_DDP)
+        for c in (*DDP, *OTHERS, *BEYOND_DDP)
     ],
     ids=name_of,
 )
@@ -252,13 +237,11 @@ def test_the_checkup_finds_nothing(case, sample, tmp_path):
     broken, unseen = checkup(case.script, sample, tmp_path, case.options)
     name = Path(case.script).stem
     expected = UNSEEN_BY_ALL | UNSEEN.get(name, set())
-    if name == "pipeline" or name in DTENSORS:
-        expected.add("unused-parameters")  # there is no DDP
-    if name not in DTENSORS:
-        expected.add("shards")
-    if case.script.startswith(("dp_ddp_intro", "cifar")):
+    # Without DTensors there are no shards, with them there is no DDP.
+    expected.add("unused-parameters" if name in DTENSORS else "shards")
+    if case.script.startswith((INTRO, BEYOND, "cifar")):
         expected.add("seeds")  # training draws none
-    if case.script.startswith("dp_ddp_intro"):
+    if case.script.startswith((INTRO, BEYOND)):
         expected.add("eval-coverage")  # there is none
     if case.copies != 1 and name not in LOCAL:
         expected |= REPLICAS

@@ -39,12 +39,9 @@ def test_the_loss_falls(exercise):
     options = [*LEARN, "--sequences", 256, "--epochs", 3, "--batch-size", 16]
     done = run(["bash", "jobscript.sh", "single.py", *options], exercise)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    epochs = re.findall(
-        r"^Epoch \d: [\d.]+ s, ([\d.]+) tokens/s; train loss ([\d.]+) "
-        r"accuracy [\d.]+ %; step milliseconds ([\d.]+)$",
-        done.stdout,
-        re.M,
-    )
+    line = r"^Epoch \d: [\d.]+ s, ([\d.]+) tokens/s; train loss ([\d.]+) "
+    line += r"accuracy [\d.]+ %; step milliseconds ([\d.]+)$"
+    epochs = re.findall(line, done.stdout, re.M)
     losses = [float(loss) for _, loss, _ in epochs]
     assert len(losses) == 3 and losses[-1] < 2 < 4 < math.log(256)
     speed, _, step = map(float, epochs[-1])
@@ -90,16 +87,6 @@ def test_plain_pytorch_computes_the_same_losses(exercise, tmp_path):
     assert len(losses[0]) == 4 and losses[0] == losses[1], plain.stderr
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two GPUs")
-def test_data_parallel_splits_a_batch(exercise):
-    command = [sys.executable, "dp.py", *HELLO, "--sequences", 16]
-    done = run(command, exercise, CUDA_VISIBLE_DEVICES="0,1")
-    kind = torch.accelerator.current_accelerator().type
-    for gpu in (0, 1):
-        assert f"Hello from {kind}:{gpu} with input size (8, 16)" in done.stdout
-
-
 def test_the_model(capsys):
     model = load("model")
     with torch.device("meta"):
@@ -111,13 +98,11 @@ def test_the_model(capsys):
     before = small(tokens)
     assert before.shape == (3, 16, 256)
     assert capsys.readouterr().out == "Hello from cpu with input size (3, 16)\n"
-    for place in (5, 15):  # a later token changes nothing before it
-        other = tokens.clone()
-        other[:, place] = (other[:, place] + 1) % 256
-        after = small(other)
-        assert torch.equal(after[:, :place], before[:, :place])
-        changed = (after - before)[:, place:].abs().amax(dim=(0, 2))
-        assert (changed > 0).all()
+    other = tokens.clone()
+    other[:, 5] = (other[:, 5] + 1) % 256
+    after = small(other)  # a later token changes nothing before it
+    assert torch.equal(after[:, :5], before[:, :5])
+    assert ((after - before)[:, 5:].abs().amax(dim=(0, 2)) > 0).all()
     # One sequence does not see the others of its batch.
     torch.testing.assert_close(small(tokens[1:2]), before[1:2])
 
@@ -137,43 +122,27 @@ def test_two_halves_train_like_the_whole_model(tmp_path):
     options = *TINY[:-2], "--lr", 0.3, "--sequences", 10, "--batch-size", 10
     runs = []
     for script, ranks, epochs in (("single", 0, 10), ("model_parallel", 2, 5)):
-        (tmp_path / script).mkdir()
         command = f"dp_ddp_intro/{script}.py", *options, "--epochs", epochs
-        run = Run(tmp_path / script, "", *command, ranks=ranks, patch=record)
+        run = Run(tmp_path, "", *command, ranks=ranks, patch=record)
         runs.append((run.results(), run.output()))
     (([alone], _), (_, output)) = runs
     losses = [mean["loss"] for mean in alone["means"]]
     assert len(losses) == 10 and losses[-1] < losses[0] - 0.5
-    printed = [float(loss) for loss in re.findall(r"loss (\S+)$", output, re.M)]
+    line = r"Micro-batches: (\d); [\d.]+ ms per step, [\d.]+ tokens/s; loss ([\d.]+)"
+    naive, split = re.findall(f"^{line}$", output, re.M)
+    assert (naive[0], split[0]) == ("1", "4")
+    printed = [float(naive[1]), float(split[1])]
     assert printed == pytest.approx([losses[4], losses[9]], rel=2e-4)
 
 
-def test_model_parallel_both_ways(exercise):
-    options = [*LEARN, "--sequences", 64, "--micro-batches", 2]
-    done = run(["bash", "jobscript_ddp.sh", "model_parallel.py", *options], exercise)
-    assert done.returncode == 0, done.stderr
-    line = r"Micro-batches: (\d); [\d.]+ ms per step, [\d.]+ tokens/s; loss ([\d.]+)"
-    naive, split = re.findall(f"^{line}$", done.stdout, re.M)
-    assert (naive[0], split[0]) == ("1", "2")
-    assert float(split[1]) < float(naive[1]) < 5.5
-
-
-@pytest.mark.parametrize(
-    "script, ranks, options, words",
-    [
-        ("single", 0, ["--width", 100, "--heads", 12], "--width 108"),
-        ("single", 2, [], "python .*single.py"),
-        ("model_parallel", 1, [], "needs two processes, not 1"),
-    ],
-)
-def test_user_errors(script, ranks, options, words, tmp_path, monkeypatch):
+def test_user_errors(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "LOCAL_RANK") if ranks else ():
-        monkeypatch.setenv(name, "0")
-        monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    with raises_user_error(words):
-        call(load(script), *options)
-    assert not (tmp_path / "logs").exists()
+    with raises_user_error("--width 108"):
+        call(load("single"), "--width", 100, "--heads", 12)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with raises_user_error("needs two processes, not 1"):
+        call(load("model_parallel"))
 
 
 # DataParallel by hand computes what DataParallel does, and counts its copies.
@@ -184,7 +153,7 @@ def test_two_replicas_give_the_gradients_of_the_whole_batch():
     torch.manual_seed(0)
     model = by_hand.Transformer(2, 32, 4, 8)
     tokens, targets = torch.randint(256, (2, 6, 8))
-    loss, copied = by_hand.step(model, tokens, targets)
+    loss, _ = by_hand.step(model, tokens, targets)
     gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     whole = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
@@ -192,14 +161,6 @@ def test_two_replicas_give_the_gradients_of_the_whole_batch():
     assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
     for mine, parameter in zip(gradients, model.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-6)
-    weights = 4 * sum(p.numel() for p in model.parameters())
-    assert copied == {
-        "inputs out": 3 * 8 * 8,  # half of the sequences, of int64
-        "weights out": weights,
-        "logits back": 3 * 8 * 256 * 4,
-        "gradients of the logits out": 3 * 8 * 256 * 4,
-        "gradients of the weights back": weights,
-    }
 
 
 def test_pytorch_copies_the_same(monkeypatch):
@@ -225,20 +186,15 @@ def test_pytorch_copies_the_same(monkeypatch):
 
     functions = sys.modules["torch.nn.parallel._functions"]
     replication = sys.modules["torch.nn.parallel.replicate"]
-    comm = SimpleNamespace(
-        scatter=scatter,
-        broadcast_coalesced=broadcast,
-        gather=gather,
-        reduce_add_coalesced=reduce_add,
-    )
+    comm = {"broadcast_coalesced": broadcast, "reduce_add_coalesced": reduce_add}
+    comm = SimpleNamespace(scatter=scatter, gather=gather, **comm)
     for module in (functions, replication):
         monkeypatch.setattr(module, "comm", comm)
     for model, inputs, targets in by_hand.make_models().values():
         copied.clear()
         first, second = functions.Scatter.apply([0, 1], None, 0, inputs)
         one, other = replication.replicate(model, [0, 1])
-        outputs = one(first), other(second)
-        output = functions.Gather.apply(0, 0, *outputs)
+        output = functions.Gather.apply(0, 0, one(first), other(second))
         cross_entropy(output.flatten(0, -2), targets.flatten()).backward()
         _, mine = by_hand.step(model, inputs, targets)
         assert copied["broadcast"] == mine["weights out"]

@@ -98,9 +98,9 @@ def test_the_list_of_pairs_leads_to_each(pages):
     assert {*build.pairs().values()} <= {*links}
 
 
-def words(token):
+def words(token, file):
     """Return the text of a question or an answer as in read_page()."""
-    html = build.Renderer("exercise8/README.md", "").html(token["children"])
+    html = build.Renderer(file, "").html(token["children"])
     return "".join(unescape(re.sub("<.*?>", "", html)).split())
 
 
@@ -110,15 +110,16 @@ def read_page(page):
 
 @pytest.mark.parametrize("folder", build.lessons())
 def test_answers_are_below_their_questions_and_not_on_the_sheet(folder, pages):
-    found = build.numbered(build.parse(f"{folder}/ANSWERS.md"))
-    answers = {(heading, n): words(item) for heading, n, item in found}
+    source = f"{folder}/ANSWERS.md"
+    found = build.numbered(build.parse(source))
+    answers = {(heading, n): words(item, source) for heading, n, item in found}
     sheet = read_page(pages / folder / "questions.html")
     for file in build.texts(folder):
         shown = read_page(pages / build.address(file))
         for heading, n, item in build.numbered(build.parse(file)):
             answer = answers.pop((heading, n))
-            assert f"{words(item)}Answer{answer}" in shown
-            assert words(item) in sheet and answer not in sheet
+            assert f"{words(item, file)}Answer{answer}" in shown
+            assert words(item, file) in sheet and answer not in sheet
     assert not answers
 
 

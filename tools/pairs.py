@@ -16,7 +16,6 @@ PAIRS = [
     (f"{EIGHT}_multigpu.py", f"{EIGHT}_largedata_multigpu.py", "DATA", 5),
     (f"{EIGHT}_largedata.py", f"{EIGHT}_largedata_multigpu.py", "DDP", 21),
     (f"{EIGHT}_multigpu.py", f"{STRONG}.py", "STRONG", 7),
-    (f"{EIGHT}_largedata_multigpu.py", f"{STRONG}_largedata.py", "STRONG", 7),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_multigpu.py", "DP", 7),
     (f"{MNIST}_singlegpu.py", f"{MNIST}_ddp.py", "DDP", 21),
     (f"{CIFAR}_cifar100.py", f"{CIFAR}_data_parallel.py", "DP", 7),

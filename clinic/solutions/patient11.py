@@ -47,8 +47,7 @@ def train(model, loader, optimizer, device, my_parameters):
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         model.zero_grad()
@@ -68,8 +67,7 @@ def evaluate(model, loader, device):
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
+        images, labels = images.to(device), labels.to(device)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
@@ -81,7 +79,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6, help="epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
-    parser.add_argument("--workers", type=int, default=1, help="loader processes")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
@@ -93,32 +90,25 @@ def main():
 
     train_set, val_set = shapes(2048, seed=1), shapes(501, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
-    batch_size, workers = args.batch_size, args.workers
-    train_loader = make_loader(
-        train_set, batch_size, device, sampler=sampler, num_workers=workers
-    )
+    train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_shard = Subset(val_set, range(rank, len(val_set), world_size))
-    val_loader = make_loader(val_shard, batch_size, device)
+    val_loader = make_loader(val_shard, args.batch_size, device)
 
     model = Net().to(device)
     ddp_model = DistributedDataParallel(model)
     my_parameters = [*model.parameters()][rank::world_size]
     optimizer = torch.optim.Adam(my_parameters, args.lr)
     log = RunLog(args, device)
-    start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
-        epoch_start = time.perf_counter()
+        start = time.perf_counter()
         batches = log.progress(train_loader, "training")
         train_metrics = train(ddp_model, batches, optimizer, device, my_parameters)
-        seconds = time.perf_counter() - epoch_start
+        seconds = time.perf_counter() - start
         val_metrics = evaluate(model, val_loader, device)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
-    training_seconds = time.perf_counter() - start
-    log.write_result(val_metrics["accuracy"], training_seconds)
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
+    log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 
 

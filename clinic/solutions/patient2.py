@@ -3,7 +3,6 @@
     sbatch run-2gpus.sh patient2.py
 
 The training set has only 512 images; augmentation makes up for that.
-It runs without a GPU.
 """
 
 import argparse
@@ -84,10 +83,8 @@ def main():
     dist.init_process_group()
 
     train_set, val_set = shapes(512, seed=3), shapes(512, seed=4)
-    train_sampler = DistributedSampler(train_set, seed=args.seed)
-    train_loader = make_loader(
-        train_set, args.batch_size, device, sampler=train_sampler
-    )
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))
     val_loader = make_loader(val_set, args.batch_size, device)
     model = build_model().to(device)
@@ -97,7 +94,7 @@ def main():
 
     log = RunLog(args, device)
     for epoch in range(1, args.epochs + 1):
-        train_sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
         start = time.perf_counter()
         train_metrics = train(
             ddp_model, log.progress(train_loader, "training"), optimizer, device
@@ -105,10 +102,8 @@ def main():
         seconds = time.perf_counter() - start
         schedule.step()
         val_metrics = evaluate(model, val_loader, device)
-        images = len(train_set)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
+        metrics = {"train": train_metrics, "validation": val_metrics}
+        log.epoch(epoch, len(train_set), seconds, **metrics)
     log.write_result(accuracy=val_metrics["accuracy"])
     dist.destroy_process_group()
 

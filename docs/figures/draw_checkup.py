@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from figure_utils import REPOSITORY, save
 
-FOLDER = REPOSITORY / "clinic" / "checkup"
+FOLDER = REPOSITORY / "tools" / "checkup"
 COLOURS = {"error": "#b00020", "ok": "#1b6e2c"}
 LINE, CHARACTER = 0.2, 0.0835  # in inches, at this size of text
 

@@ -11,13 +11,13 @@ from itertools import accumulate
 from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode
 
-from figure_utils import COLOURS, REPOSITORY, save
+from figure_utils import REPOSITORY, save
 
 sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
 from dp_by_hand import LINKS, PEAK, count_bytes, make_models, step
 
-FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20  # bytes, as in DDP
-COMPUTE, SEND = list(COLOURS)[:2]
+BUCKET = 25 * 2**20  # bytes, as in DDP
+COLOURS = "#228833", "#332288"  # of PCIe, of the GPUs
 
 
 def data_parallel(work, copied, speed):
@@ -30,41 +30,35 @@ def data_parallel(work, copied, speed):
         "gradients back": copied["gradients of the weights back"] / speed,
     }
     starts = accumulate(parts.values(), initial=0)
-    return list(zip(parts, starts, parts.values(), strict=False))
+    return [*zip(parts, starts, parts.values(), strict=False)]
 
 
 def ddp(work, gradients, speed):
     """Return the bars of DDP, which sends a bucket once its gradients are ready."""
     forward, backward = work / 3, work * 2 / 3
     bars = [("forward", 0, forward), ("backward", forward, backward)]
-    sent, link_free = 0, 0  # bytes; when the link is free
-    while sent < gradients:
-        bucket = min(BUCKET if sent else FIRST_BUCKET, gradients - sent)
-        sent += bucket
-        start = max(link_free, forward + backward * sent / gradients)
-        name = "" if sent < gradients else "gradients,\none bar per bucket"
-        bars.append((name, start, bucket / speed))
+    link_free = 0  # when it is
+    for sent in range(0, gradients, BUCKET):
+        bucket = min(BUCKET, gradients - sent)
+        start = max(link_free, forward + backward * (sent + bucket) / gradients)
         link_free = start + bucket / speed
-    return bars
+        bars.append(("", start, bucket / speed))
+    return [*bars, ("gradients,\none bar per bucket", link_free, 0)]
 
 
-def draw_bars(axes, bars):
+def draw_bars(axes, title, bars):
     """Draw computation above communication, and when the step ends."""
     for name, start, seconds in bars:
         y = 1 if name in ("forward", "backward") else 0
         left, width = 1000 * start, 1000 * seconds
-        colour = COMPUTE if y else SEND
-        axes.barh(y, width, 0.8, left, color=colour, edgecolor="white")
-        if width > 2:
-            style = {"color": "white", "size": 13, "ha": "center", "va": "center"}
-            axes.text(left + width / 2, y, name, **style)
-        else:  # too narrow
-            axes.text(left + width + 0.3, y, name, size=13, va="center")
+        bar = axes.barh(y, width, 0.8, left, color=COLOURS[y], ec="white")
+        place, ink = ("center", "white") if width > 2 else ("edge", "black")
+        axes.bar_label(bar, [name], label_type=place, color=ink, size=13, padding=4)
     end = 1000 * max(start + seconds for _, start, seconds in bars)
     axes.text(end + 0.3, 0.5, f"{end:.0f} ms", size=15, weight="bold", va="center")
-    axes.set_yticks([0, 1], ["PCIe 4", "both GPUs"], size=13)
-    axes.tick_params("x", labelsize=13)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_yticks([0, 1], ["PCIe 4", "both GPUs"], size=13)
+    axes.set_title(title, loc="left", size=15, weight="bold")
 
 
 def main():
@@ -74,10 +68,8 @@ def main():
     work, speed = counter.get_total_flops() / 2 / PEAK, LINKS["PCIe 4"]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True)
-    draw_bars(upper, data_parallel(work, copied, speed))
-    draw_bars(lower, ddp(work, count_bytes(model.parameters()), speed))
-    upper.set_title("DataParallel", loc="left", size=15, weight="bold")
-    lower.set_title("DDP", loc="left", size=15, weight="bold")
+    draw_bars(upper, "DataParallel", data_parallel(work, copied, speed))
+    draw_bars(lower, "DDP", ddp(work, count_bytes(model.parameters()), speed))
     lower.set_xlabel("milliseconds, calculated", size=13)
     lower.set_xlim(0, 41)
     save(figure, "dp_ddp_intro/img/data_parallel.png")

@@ -40,19 +40,12 @@ def make_model(args):
     """Return a compiled model that maps tokens to logits of the next ones.
 
     args: the options layers, width, heads, length, lr and verbose. Raises UserError
-    if width is not divisible by heads, or if TensorFlow is too old.
+    if width is not divisible by heads.
     """
-    if keras.__version__ < "3":
-        raise UserError(
-            f"TensorFlow {tf.__version__} is too old: run `make venv-tensorflow`, "
-            "or load a module with 2.16 or later"
-        )
     width, heads = args.width, args.heads
     if width % heads:
-        raise UserError(
-            f"--width {width} is not divisible by --heads {heads}; use "
-            f"--width {-(-width // heads) * heads}"
-        )
+        problem = f"--width {width} is not divisible by --heads {heads}"
+        raise UserError(f"{problem}; use --width {-(-width // heads) * heads}")
     tokens = Input((args.length,), dtype="int32")
     x = Embedding(width, args.length, args.verbose)(tokens)
     for _ in range(args.layers):

@@ -96,9 +96,8 @@ def main():
     batch_size = args.batch_size * strategy.num_replicas_in_sync
     dataset = dataset.batch(batch_size, drop_remainder=True)
     nodes = resolver.cluster_spec().num_tasks("worker")
-    report = Report(
-        args, dataset, strategy.num_replicas_in_sync, nodes, resolver.task_id == 0
-    )
+    first = resolver.task_id == 0
+    report = Report(args, dataset, strategy.num_replicas_in_sync, nodes, first)
     options = tf.data.Options()  # each worker takes its shard of each batch
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.DATA
@@ -109,13 +108,12 @@ def main():
     for epoch in range(args.epochs):
         report.on_epoch_begin(epoch)
         sums = 0
-        for step, (tokens, targets) in enumerate(batches):
-            report.on_train_batch_begin(step)
+        for tokens, targets in batches:
             sums += tf.stack(train_step(tokens, targets))
         loss, accuracy = (sums / len(dataset)).numpy().tolist()
         report.on_epoch_end(epoch, {"loss": loss, "accuracy": accuracy})
     report.on_train_end()
-    if resolver.task_id == 0:
+    if first:
         time.sleep(2)  # the other workers print errors if this one exits first
 
 

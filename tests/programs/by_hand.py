@@ -17,7 +17,6 @@ optimizer = torch.optim.RMSprop(model.parameters(), 0.01)
 
 def average_gradients():
     for p in model.parameters():
-        # BUG gradients: continue
         dist.all_reduce(p.grad)
         p.grad /= world
 

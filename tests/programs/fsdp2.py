@@ -24,22 +24,20 @@ def main():
     rank = dist.get_rank()
     # BUG seeds: np.random.seed(0)
     np.random.seed(rank)
-    # BUG start: torch.manual_seed(rank)
-    torch.manual_seed(0)
+    # BUG start: seed, shape = rank, (2, 1)
+    seed, shape = 0, (2,)
+    torch.manual_seed(seed)
     layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)]
     model = nn.Sequential(*layers, nn.Linear(16, 2))
-    # AND start: mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("a", "b")[: len(shape)])
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     dataset = Noisy()
-    # BUG coverage: sampler = DistributedSampler(dataset, 2, 0)
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, 8, sampler=sampler)
     for epoch in range(3):
-        # BUG set-epoch: pass
         sampler.set_epoch(epoch)
         for x, y in loader:
             loss = nn.functional.cross_entropy(model(x), y)

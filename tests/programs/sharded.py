@@ -27,7 +27,6 @@ for _ in range(6):
 options = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # BUG collectives: state = {} if rank else get_model_state_dict(new, options=options)
 state = get_model_state_dict(new, options=options)
-# BUG files: if True:
 if rank == 0:
     torch.save(state, "model.pt")
 dist.barrier()

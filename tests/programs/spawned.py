@@ -11,10 +11,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def setup(rank, world_size):
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = (
-        "localhost",
-        os.environ["PORT"],
-    )
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = os.environ["PORT"]
     init_process_group("gloo", rank=rank, world_size=world_size)
 
 
@@ -25,18 +23,11 @@ def train(rank, world_size, epochs):
     dataset = TensorDataset(x, (x.sum(1) > 0).long())
     model = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    # BUG coverage: sampler = DistributedSampler(dataset, 2, 0)
     sampler = DistributedSampler(dataset)
-    loader = DataLoader(
-        dataset,
-        8,
-        sampler=sampler,
-        num_workers=1,
-        multiprocessing_context="spawn",
-        persistent_workers=True,
-    )
+    workers = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    workers["persistent_workers"] = True
+    loader = DataLoader(dataset, 8, sampler=sampler, **workers)
     for epoch in range(epochs):
-        # BUG set-epoch: pass
         sampler.set_epoch(epoch)
         for inputs, labels in loader:
             optimizer.zero_grad()

@@ -1,8 +1,9 @@
-"""Steps on random offsets of a long sequence, without a DataLoader."""
+"""Steps on random offsets of a sequence: no loader, compiled, gradients in bf16."""
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 dist.init_process_group("gloo")
@@ -32,9 +33,11 @@ class Model(nn.Module):
 
 
 raw_model = Model()
-# BUG start gradients: model = raw_model
-model = DDP(raw_model)
-optimizer = torch.optim.AdamW(raw_model.parameters(), lr=1e-3)
+ddp = DDP(raw_model)
+ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+# BUG gradients: model = torch.compile(raw_model, backend="eager")
+model = torch.compile(ddp, backend="eager")
+optimizer = torch.optim.AdamW(raw_model.parameters(), lr=1e-3, fused=True)
 
 
 @torch.no_grad()
@@ -48,15 +51,13 @@ for step in range(12):
     if step % 4 == 0 and master:
         print(f"step {step}: val loss {estimate_loss():.4f}")
     for micro_step in range(2):
-        # BUG gradients: model.require_backward_grad_sync = False
-        model.require_backward_grad_sync = micro_step == 1
+        ddp.require_backward_grad_sync = micro_step == 1
         loss = model(x, y) / 2
         x, y = get_batch()
         loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-# BUG files: if True:
 if master:
     torch.save(raw_model.state_dict(), "ckpt.pt")
 dist.destroy_process_group()

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def main():
     accelerator = Accelerator(cpu=True)
-    # BUG seeds: set_seed(0)
     set_seed(0, device_specific=True)
     x = torch.randn(101, 8, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(x, (x.sum(1) > 0).long())
@@ -25,7 +24,6 @@ def main():
     for epoch in range(2):
         model.train()
         for inputs, labels in loader:
-            # BUG gradients: outputs = raw_model(inputs)
             outputs = model(inputs)
             accelerator.backward(nn.functional.cross_entropy(outputs, labels))
             optimizer.step()

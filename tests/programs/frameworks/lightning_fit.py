@@ -25,11 +25,9 @@ class Model(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), 0.01)
 
     def on_train_start(self):
-        # BUG seeds: pass
         torch.manual_seed(self.global_rank)
 
     def on_train_end(self):
-        # BUG files: if True:
         if self.trainer.is_global_zero:
             torch.save(self.state_dict(), "final.pt")
 
@@ -37,18 +35,12 @@ class Model(L.LightningModule):
 def main():
     x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(x, (x.sum(1) > 0).long())
-    options = {
-        "accelerator": "cpu",
-        "devices": 2,
-        "strategy": "ddp",
-        "max_epochs": 2,
-    }
-    options |= {"logger": False, "enable_checkpointing": False}
+    options = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
+    options |= {"max_epochs": 2, "logger": False, "enable_checkpointing": False}
     options |= {"enable_progress_bar": False, "enable_model_summary": False}
     # BUG coverage: options["use_distributed_sampler"] = False
     options["num_sanity_val_steps"] = 0
     trainer = L.Trainer(**options)
-    # BUG coverage: L.seed_everything(trainer.global_rank)
     L.seed_everything(0)
     loader = DataLoader(dataset, 8, shuffle=True)
     trainer.fit(Model(), loader, DataLoader(dataset, 8))

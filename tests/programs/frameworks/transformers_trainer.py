@@ -38,18 +38,14 @@ class Seeds(TrainerCallback):
 
 def main():
     set_seed(0)
-    options = {
-        "num_train_epochs": 2,
-        "per_device_train_batch_size": 8,
-        "use_cpu": True,
-    }
+    options = {"num_train_epochs": 2, "per_device_train_batch_size": 8}
+    options |= {"use_cpu": True}
     options |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     options |= {"eval_strategy": "epoch", "logging_steps": 3}
     arguments = TrainingArguments("out", **options)
     data = {"train_dataset": Samples(), "eval_dataset": Samples()}
     trainer = Trainer(Model(), arguments, **data, callbacks=[Seeds()])
     trainer.train()
-    # BUG files: if True:
     if trainer.is_world_process_zero():
         torch.save(trainer.model.state_dict(), os.path.join("out", "final.pt"))
 

@@ -29,7 +29,6 @@ class Trainer:
 
     def run_batch(self, source, targets, train=True):
         with torch.set_grad_enabled(train):
-            # BUG gradients: output = self.model.module(source)
             output = self.model(source)
             loss = cross_entropy(output, targets)
         if train:
@@ -40,7 +39,6 @@ class Trainer:
 
     def run_epoch(self, epoch):
         self.model.train()
-        # BUG set-epoch: pass
         self.train_loader.sampler.set_epoch(epoch)
         for source, targets in self.train_loader:
             self.run_batch(source, targets)
@@ -51,15 +49,12 @@ class Trainer:
         for source, targets in self.val_loader:
             losses.append(self.run_batch(source, targets, train=False))
         mean = torch.tensor(sum(losses) / len(losses))
-        # BUG own-number: pass
         dist.all_reduce(mean)
-        # AND own-number: pass
         # BUG own-number: pass
         mean = mean / dist.get_world_size()
         logger.info("epoch %d: validation loss %.4f", epoch, mean.item())
 
     def save(self, epoch):
-        # BUG files: if True:
         if self.rank == 0:
             torch.save({"model": self.model.module.state_dict()}, "snapshot.pt")
 

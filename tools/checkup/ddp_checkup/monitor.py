@@ -14,21 +14,19 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
-from ddp_checkup import hooks
+from ddp_checkup.hooks.collectives import stop_job
+from ddp_checkup.hooks.shared import checksums
 from ddp_checkup.record import is_library, record, state, user_line
 from ddp_checkup.report import report
 
-FRAMEWORKS = {
-    "lightning": "lightning",
-    "pytorch_lightning": "lightning",
-    "transformers.trainer": "transformers",
-    "accelerate": "accelerate",
-}
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
+FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
+ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
+MAX_EPOCHS = 3  # of each loop
 
 
 def start(options, address=None, generation=0):
@@ -71,16 +69,19 @@ def notice_sigterm():
     threading.Thread(target=read, daemon=True).start()
 
 
-def run(*args):
+def run(options, main):
     try:
-        watch(*args)
+        watch(options, main)
+        if state.end != "unseen":
+            hand_in()
+            finish(options)
     except BaseException:  # the main thread may wait for ever
         traceback.print_exc()
         os._exit(3)
 
 
 def watch(options, main):
-    """Wait for the end of the script, or for a hang; then report."""
+    """Wait for the end of the script, or for a hang."""
     store, last, moved, noticed = state.store, None, time.monotonic(), False
     cpu = time.process_time()
     while not state.end and not store.check(["stop"]):
@@ -89,9 +90,8 @@ def watch(options, main):
         where = frame and (frame.f_code, frame.f_lasti)
         computes = time.process_time() - cpu > 0.1 and not state.waiting
         cpu = time.process_time()
-        now = state.events, where
-        if now != last or computes:
-            last, moved = now, time.monotonic()
+        if (state.events, where) != last or computes:
+            last, moved = (state.events, where), time.monotonic()
         idle = time.monotonic() - moved
         waits = bool(state.waiting or state.busy or is_in_collective(frame))
         store.set(f"beat{state.rank}", json.dumps([time.time(), waits, idle]))
@@ -101,9 +101,6 @@ def watch(options, main):
             noticed = True
             text = f"rank {state.rank} has done nothing for {idle:.0f} s"
             print(f"Checkup: {text}, at {user_line(frame)}", file=sys.__stderr__)
-    if state.end != "unseen":
-        hand_in()
-        finish(options)
 
 
 def is_in_collective(frame):
@@ -123,17 +120,14 @@ def find_hang(options, idle, line):
     for r in left:
         if int(store.get(f"record{r}").split()[1]) < total:
             text = f"rank {state.rank} waits at {line}, but rank {r} has ended"
-            hooks.stop_job("collectives", text)
+            stop_job("collectives", text)
             return
     beats = [f"beat{r}" for r in ranks if r not in left]
     if idle > options.hang_timeout and store.check(beats):
-        others = map(json.loads, store.multi_get(beats))
-        if all(
-            waits and for_long > options.hang_timeout
-            for _, waits, for_long in others
-        ):
+        others = [json.loads(beat) for beat in store.multi_get(beats)]
+        if all(waits and s > options.hang_timeout for _, waits, s in others):
             text = f"{line}: rank {state.rank} waits, and so do the others"
-            hooks.stop_job("collectives", text)
+            stop_job("collectives", text)
 
 
 def finish(options):
@@ -152,11 +146,8 @@ def finish(options):
     if state.end == "killed":
         os._exit(state.status or 143)
     if not state.end:  # it hangs
-        kind, _ = json.loads(store.get("stop"))
-        if kind == "failed":
-            time.sleep(
-                10
-            )  # the rank that failed says why, and torchrun ends this one
+        if json.loads(store.get("stop"))[0] == "failed":  # torchrun ends this one
+            time.sleep(10)
         os._exit(state.status)
 
 
@@ -175,8 +166,7 @@ def hand_in():
     for i in parts:
         part = blob[i : i + (1 << 20)]
         state.store.set(f"record{state.rank}/{i >> 20}", part)
-    text = f"{len(parts)} {record.counts.total()}"
-    state.store.set(f"record{state.rank}", text)
+    state.store.set(f"record{state.rank}", f"{len(parts)} {record.counts.total()}")
 
 
 def gather(store):
@@ -212,7 +202,7 @@ def fingerprint(loop, seed, other_seed):
             many = hasattr(data, "__getitems__")
             for leaf in tree_leaves(data.__getitems__([i]) if many else data[i]):
                 if isinstance(leaf, torch.Tensor):
-                    leaf = hooks.checksums([leaf]).tolist()
+                    leaf = checksums([leaf]).tolist()
                 found.append(pickle.dumps(leaf))
     except Exception:  # it may be closed, or not for pickle
         return None
@@ -222,47 +212,28 @@ def fingerprint(loop, seed, other_seed):
 
 def finished_record(done):
     """Return the record, ready to be sent; done: the script came to its end."""
-    hangs = state.end in ("", "failed", "killed") and record.device not in (
-        None,
-        "cpu",
-    )
     trained = {id(loop.loader) for loop in record.epochs if trains(loop)}
-    seen, epochs = Counter(), []
+    sent, seen = SimpleNamespace(**vars(record)), Counter()
+    sent.rank, sent.steps, sent.done = state.rank, state.steps, done
+    sent.epochs, sent.loaders = [], len(record.epochs)
     for loop in record.epochs:
         seen[loop.key, trains(loop)] += 1
-        if loop.base_length and seen[loop.key, trains(loop)] <= 3:
-            epochs.append(finished_loop(loop, done, trained))
-    sent = SimpleNamespace(**vars(record))
-    sent.epochs = [loop for loop in epochs if loop]
-    sent.loaders = len(record.epochs)
-    sent.rank, sent.steps, sent.done, sent.end = (
-        state.rank,
-        state.steps,
-        done,
-        state.end,
-    )
+        if loop.base_length and seen[loop.key, trains(loop)] <= MAX_EPOCHS:
+            sent.epochs += finished_loop(loop, done, trained)
     sent.syncs = {line: len(b & state.trained) for line, b in record.syncs.items()}
     sent.trained = len(state.trained)
-    sent.frameworks = [
-        FRAMEWORKS[name] for name in FRAMEWORKS if name in sys.modules
-    ]
-    if hangs:  # a GPU that waits cannot be read
-        sent.start, sent.gradients, sent.weights = [], [], []
-        sent.inputs, sent.batches, sent.clips, sent.shards = {}, {}, {}, {}
-    else:
-        last = hooks.checksums(getattr(state, "last_parameters", []))
-        sent.weights = [*record.weights, last]
+    sent.framework = any(name in sys.modules for name in FRAMEWORKS)
+    stopped = state.end in ("", "failed", "killed")
+    waits = stopped and record.device not in (None, "cpu")  # a GPU may, for ever
+    if not waits:
+        sent.weights = [*record.weights, checksums(state.last_parameters)]
         sent.labels = [*record.labels, "end"]
-    for name in ("start", "gradients", "weights"):
-        setattr(sent, name, [step.tolist() for step in getattr(sent, name)])
-    for name in ("inputs", "batches"):
-        values = getattr(sent, name).items()
-        plain = {
-            key: [(shape, int(t)) for shape, t in found] for key, found in values
-        }
-        setattr(sent, name, plain)
-    sent.shards = {n: (*v, int(total)) for n, (*v, total) in sent.shards.items()}
-    sent.clips = {key: (line, float(n)) for key, (line, n) in sent.clips.items()}
+    for name in ON_DEVICE:
+        values = getattr(sent, name)
+        values = tree_map_only(
+            torch.Tensor, torch.Tensor.tolist, {} if waits else values
+        )
+        setattr(sent, name, values)
     sent.files = {}
     for path, (line, append) in record.files.items():
         if os.path.exists(path):
@@ -272,11 +243,10 @@ def finished_record(done):
 
 def chooses(sampler):
     """Return whether it is a sampler of the script, which may leave samples out."""
-    if sampler is None:  # of batches
-        return False
     iterate = getattr(type(sampler), "__iter__", None)
     code = getattr(iterate, "__code__", None)
-    return code is None or not is_library(code.co_filename)
+    ours = code is not None and is_library(code.co_filename)
+    return sampler is not None and not ours
 
 
 def trains(loop):
@@ -284,23 +254,18 @@ def trains(loop):
 
 
 def finished_loop(old, done, trained):
-    """Return what a loop over a loader dealt out, or None if it has no indices."""
+    """Return [what a loop over a loader dealt out], or [] if it has no indices."""
     sampler = getattr(old.loader.batch_sampler, "sampler", old.loader.sampler)
     try:
         dealt = [torch.as_tensor(batch).flatten().tolist() for batch in old.dealt]
     except (TypeError, ValueError, RuntimeError):  # not numbers
-        return None
+        return []
     dealt = dealt[: int(min(old.length, len(dealt)))]  # some go on for ever
     order = [i for batch in dealt for i in batch]
     new = SimpleNamespace(key=old.key, line=old.line, order=order, items=order)
     subset = isinstance(sampler, SubsetRandomSampler)
     new.sets = [{*map(int, sampler.indices)}] if subset else []
-    new.trains, new.steps, new.first, new.label = (
-        trains(old),
-        old.steps,
-        old.first,
-        old.label,
-    )
+    new.trains, new.first = trains(old), old.first
     for level in old.subsets:
         new.items = [int(level[i]) for i in new.items]
         new.sets = [{int(level[i]) for i in s} for s in new.sets]
@@ -322,4 +287,4 @@ def finished_loop(old, done, trained):
     workers = old.loader.num_workers > 0  # they seed all generators from base_seed
     again = new.sample and fingerprint(old, 1, int(workers))
     new.random = bool(again) and again != new.sample
-    return new
+    return [new]

@@ -3,58 +3,29 @@
 import os
 import sys
 import sysconfig
-from collections import Counter, defaultdict
 from types import SimpleNamespace
 
 import torch
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = os.path.dirname(__file__)  # with ".." in it, as in the frames of this code
 # Code that is not the user's: "<frozen ...>", Python, packages, and this one.
-LIBRARIES = ["<", f"{HERE}/", f"{os.path.dirname(HERE)}/__main__.py"]
-LIBRARIES += [f"{sysconfig.get_path(p)}/" for p in ("stdlib", "purelib", "platlib")]
-LIBRARIES += [f"{os.path.dirname(os.path.dirname(torch.__file__))}/"]
-LIBRARIES = tuple(LIBRARIES)
+FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+FOLDERS += [HERE, os.path.dirname(os.path.dirname(torch.__file__))]
+MAIN = f"{os.path.dirname(HERE)}/__main__.py"
+LIBRARIES = ("<", MAIN, *(f"{folder}/" for folder in FOLDERS))
 
 record = SimpleNamespace()
 state = SimpleNamespace()
 
 
 def reset():
-    """Start with empty records: in a new process, and when it is forked."""
+    """Empty both, and set what no hook sets; hooks.reset() adds the rest."""
     vars(record).clear()
     vars(state).clear()
-    record.device = None  # of the parameters; None before the first step
-    record.names, record.models = {}, []  # by id(parameter); per step (line, names)
-    record.start, record.gradients, record.weights = [], [], []  # checksums per step
-    record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
-    record.clips = {}  # by label: (line, norm) of clipped gradients
-    record.labels = []  # per step: (number of its loop over a loader, step in it)
-    record.inputs, record.batches = {}, {}  # by label: checksums of tensors
-    record.random = []  # states of the random number generators: first, later
-    record.read = defaultdict(list)  # by line: numbers of tensors
-    record.drawn_alike = False  # DTensors on CPUs, where all ranks draw the same
-    record.epochs = []  # loops over loaders
-    record.sharded = record.parallel = record.join = False
-    record.counts, record.last = Counter(), {}  # collectives, by group
-    record.files, record.syncs = {}, defaultdict(set)
-    record.prints, record.reduced = {}, False  # rank 0's own numbers in its output
-    record.unused = (
-        None  # where DDP found parameters without a gradient; None: no DDP
-    )
-    record.closed = None  # None: no process group was made
     state.rank = state.world = None  # unknown before the process group
     state.store, state.script, state.max_steps = None, "", 0
-    state.main_prefix = ()
-    state.events = state.steps = state.batch = state.depth = 0
-    state.epoch, state.loops, state.forward_batch = None, 0, -1
-    state.trained, state.values = set(), defaultdict(list)
-    state.summed, state.totals, state.reduced = [], defaultdict(list), False
-    state.shared, state.loss = defaultdict(list), None
-    state.joins, state.join_step, state.shadowing = 0, 0, ""  # with join()
-    state.random_loop = state.fsdp_root = None
-    state.waiting, state.busy = "", 0
-    state.ddp, state.forward_line = None, ""  # the last forward with gradients
-    state.lines, state.partial = [], ""  # what this rank has printed
+    state.address, state.main_prefix = None, ()  # of a spawned rank's store; -m's
+    state.events = 0  # whatever shows that this rank does something
     state.end = ""  # "done", "stopped" (--steps), "failed" or "killed"
 
 
@@ -81,10 +52,8 @@ def user_line(frame=None):
     if not frames:
         return ""
     line = line_of(frames[0])
-    if frames[0].f_code.co_filename == state.script:
-        return line
-    from_script = [f for f in frames if f.f_code.co_filename == state.script]
-    return f"{line} (from {line_of(from_script[0])})" if from_script else line
+    script = [line_of(f) for f in frames if f.f_code.co_filename == state.script]
+    return f"{line} (from {script[0]})" if {*script[:1]} - {line} else line
 
 
 def user_stack():

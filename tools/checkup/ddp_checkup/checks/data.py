@@ -1,0 +1,219 @@
+"""Checks of the data: each sample counts once, and random numbers differ."""
+
+from itertools import combinations
+
+from ddp_checkup.checks.loops import auxiliary, count, loops
+from ddp_checkup.checks.ranks import have_parts, no_indices, no_own_batches, no_steps
+from ddp_checkup.checks.verdicts import OK, check, found, unseen
+
+
+@check(
+    "each rank trains on different batches",
+    seen="checksums of the batches and of the inputs to the wrapped model",
+    fix="Give each rank its own data: a part by rank, or batches by seed + rank.",
+)
+def same_batch(ranks):
+    if no_own_batches(ranks):
+        return unseen(no_own_batches(ranks))
+    by_index = coverage(ranks)
+    if by_index.state != "not seen":
+        return OK if by_index.state == "ok" else unseen("see coverage")
+    inputs, why = same_tensors(ranks, "inputs", all)
+    if inputs:
+        return found(inputs)
+    batches, _ = same_tensors(ranks, "batches", any)
+    # Ranks may load one batch and take a part of it each.
+    if batches and (why or not slices(ranks)):
+        return found(batches)
+    return unseen("too few batches with contents") if why else OK
+
+
+def same_tensors(ranks, part, how_many):
+    """Say which ranks had the same tensors in all steps; or why that is not known.
+
+    how_many: all or any of the tensors that differ from step to step.
+    """
+    found_by_rank = [getattr(r, part) for r in ranks]
+    labels = [x for x in ranks[0].labels if all(x in f for f in found_by_rank)]
+    steps = [[f[label] for label in labels] for f in found_by_rank]
+    if len(labels) < 3:
+        return "", "there are fewer than three"
+    width = min(len(step) for rank in steps for step in rank)
+    telling = []
+    for j in range(width):
+        shape = steps[0][0][j][0]
+        values = {step[j][1] for step in steps[0] if step[j][0] == shape} - {0}
+        if len(values) > 1:
+            telling.append(j)
+    if not telling:
+        return "", "they do not change"
+    for a, b in combinations(range(len(ranks)), 2):
+        pairs = [*zip(steps[a], steps[b], strict=True)]
+        if how_many(all(one[j] == two[j] for one, two in pairs) for j in telling):
+            line = ranks[0].models[0][0]
+            return f"{line}: ranks {a} and {b} had the same batch in all steps", ""
+    return "", ""
+
+
+def slices(ranks):
+    """Return whether ranks pass only a part of each batch to the wrapped model."""
+    for label in ranks[0].labels:
+        given, taken = ranks[0].batches.get(label), ranks[0].inputs.get(label)
+        if given and taken:
+            shape, shapes = given[0][0], [shape for shape, _ in taken]
+            smaller = any(t < g for t, g in zip(shapes[0], shape, strict=False))
+            return shape not in shapes and smaller
+    return False
+
+
+@check(
+    "each sample is trained on by one rank, and none is left out",
+    seen="the indices that the loaders dealt out in an epoch",
+    fix="Use DistributedSampler(dataset), with the global rank, and not local_rank.",
+)
+def coverage(ranks):
+    if no_own_batches(ranks):
+        return unseen(no_own_batches(ranks))
+    if not any(r.loaders for r in ranks):
+        return unseen("no DataLoader was used")
+    if slices(ranks):
+        return unseen("the ranks take a part of each batch")
+    why, bad = "no DataLoader with indices was used", ""
+    for line, number, group, items in loops(ranks, True):
+        first = group[0]
+        alike = all(e.sample == first.sample for e in group)
+        known = first.shards or len(first.sets) > 1 or (first.sample and alike)
+        batch = first.batch * len(ranks)
+        twice = any(len(e.items) - len({*e.items}) >= batch for e in group)
+        if items is None or not known:
+            why = "each rank may have its own data set"
+        elif first.replaces or (twice and not first.shards):
+            why = "samples are drawn with replacement"
+        else:
+            why = ""
+            again, missing = count(group, items)
+            whole = all(e.whole for e in group) and len(group) == len(ranks)
+            # The last global batch may be filled up, or dropped.
+            may_miss = batch * first.drops if whole else len(items)
+            may_repeat = batch if first.drops or not first.shards else len(ranks)
+            differ = len({frozenset(e.items) for e in group}) == len(group)
+            if again < min(may_repeat, len(items)) and missing <= may_miss:
+                continue
+            if first.chooses and differ:
+                why = "the script's own sampler chooses the samples"
+            else:
+                text = f"{again} are dealt out again, {missing} never"
+                text = f"{line}, epoch {number}: of {len(items)} samples {text}"
+                bad = bad or text
+    if bad:
+        return found(bad)
+    return unseen(why) if why else OK
+
+
+@check(
+    "each epoch has a new order",
+    seen="the indices that the loader dealt out, from epoch to epoch",
+    fix="Call sampler.set_epoch(epoch) before each epoch.",
+)
+def set_epoch(ranks):
+    before, why = {}, no_indices(ranks) or "there was one epoch"
+    for line, number, group, _ in loops(ranks, True):
+        now, last = group[0].order, before.get(line, [])
+        before[line], shown = now, min(len(now), len(last))
+        if shown >= 8:  # a few may be alike by chance
+            if now == sorted(now):
+                why = "the loader does not shuffle"
+            elif now[:shown] == last[:shown]:
+                text = f"epoch {number} has the order of epoch {number - 1}"
+                return found(f"{line}: {text}")
+            else:
+                why = ""
+    return unseen(why) if why else OK
+
+
+@check(
+    "all ranks split the data alike",
+    seen="length and items of the data set, and the indices of subsets",
+    fix="Split with a torch.Generator that has the same seed on all ranks.",
+)
+def split(ranks):
+    why = no_indices(ranks) or "the script did not come to its end"
+    for line, number, group, items in loops(ranks, True):
+        if items is None:
+            return found(f"{line}: the ranks' subsets overlap, and are not the same")
+        first = group[0]
+        if number == 1 and first.shards and len(group) < len(ranks):
+            return found(f"{line}: the data sets have different lengths")
+        if number == 1 and first.sample and len(group) == len(ranks):
+            same = all(e.sample == first.sample for e in group)
+            if first.shards and not same:
+                return found(f"{line}: the same index gives different items")
+            why = "" if same else "each rank has its own data set"
+    return unseen(why) if why else OK
+
+
+@check(
+    "ranks draw different random numbers",
+    seen="the states of all random number generators that training uses",
+    fix="Call torch.manual_seed(seed + rank), and seed NumPy and random likewise.",
+    level="warning",
+)
+def seeds(ranks):
+    if no_steps(ranks) or any(len(r.random) < 2 for r in ranks):
+        return unseen(no_steps(ranks) or "no epoch has two steps")
+    if have_parts(ranks):
+        return unseen("ranks that share a model may share a seed")
+    if same_batch(ranks).state == "found":
+        return unseen("see same-batch")
+    first, second = ranks[0].random
+    drawn = [n for n in first if all(n in r.random[0] for r in ranks)]
+    drawn = [n for n in drawn if first[n] != second[n]]
+    step = f"{ranks[0].models[0][0]}, at step 1"
+    for name in drawn:
+        if all(r.random[0][name] == first[name] for r in ranks):
+            return found(f"{step}: all ranks have the same state of {name}")
+    for line, _, group, _ in loops(ranks, True):
+        if group[0].random and group[0].base_seed is not None:
+            if group[0].own_seeds:
+                return unseen("worker_init_fn seeds the loader's workers")
+            drawn.append("workers")
+            if len(group) == len(ranks) and len({e.base_seed for e in group}) == 1:
+                return found(f"{line}: the loaders' workers have the same seeds")
+    return OK if drawn else unseen("no random numbers were drawn")
+
+
+@check(
+    "evaluation counts each sample once",
+    seen="the indices dealt out by loops without optimizer steps",
+    fix="Evaluate Subset(dataset, range(rank, len(dataset), world_size)): a "
+    "DistributedSampler repeats samples to fill up.",
+)
+def eval_coverage(ranks):
+    if no_own_batches(ranks):
+        return unseen(no_own_batches(ranks))
+    why = "no loop without steps was seen"
+    all_loops = [*loops(ranks, False)]
+    for line, number, group, items in all_loops:
+        stopped = len(group) < len(ranks) and not all(r.done for r in ranks)
+        other = any(e.also_trains for e in group)  # for example to update BatchNorm
+        if items is None or stopped or other or not all(e.whole for e in group):
+            continue
+        if all({*e.items} == items for e in group):
+            why = ""
+            continue
+        group = [*group, *auxiliary(all_loops, group)]
+        again, missing = count(group, items)
+        batch = max(e.batch for e in group) * len(ranks)
+        fills_up = again and not missing and again < batch
+        if fills_up and any(e.gathered for e in group):
+            why = "the script may cut what it has gathered"
+            continue
+        why = ""
+        if (again or missing) and any(e.chooses for e in group):
+            why = "the script's own sampler chooses the samples"
+        elif again or missing:
+            text = f"{again} of {len(items)} samples count twice, {missing} never"
+            small = again < len(ranks) and missing < batch
+            level = "warning" if small else "error"
+            return found(f"{line}, loop {number}: {text}", level)
+    return unseen(why) if why else OK

@@ -1,0 +1,173 @@
+"""Checks of weights and gradients: the ranks train one model."""
+
+from collections import Counter
+from itertools import combinations
+
+from ddp_checkup.checks.ranks import no_replicas, no_steps
+from ddp_checkup.checks.verdicts import OK, check, found, unseen
+
+
+def steps_of_all(ranks, part):
+    """Yield (step, values on all ranks) for the steps that all ranks have made."""
+    steps = [dict(zip(r.labels, getattr(r, part), strict=False)) for r in ranks]
+    for i, label in enumerate(ranks[0].labels):
+        if all(label in its for its in steps):
+            yield i, [its[label] for its in steps]
+
+
+def count_differing(of_all, names):
+    """Say how many parameters differ between ranks, if any do."""
+    bad = [j for j, v in enumerate(zip(*of_all, strict=False)) if len({*v}) > 1]
+    if not bad:
+        return ""
+    first = names[bad[0]] if bad[0] < len(names) else "one"
+    return f"{len(bad)} of {len(names)} parameters differ, first {first}"
+
+
+def first_difference(ranks, part):
+    """Say where and since when parameters differ between ranks, if they do."""
+    for i, of_all in steps_of_all(ranks, part):
+        step = i if part == "weights" else i + 1  # weights are those before it
+        line, names = ranks[0].models[max(step, 1) - 1]
+        differing = count_differing(of_all, names)
+        if differing:
+            return f"{line}, since step {step}: {differing}"
+    return ""
+
+
+def are_averaged_later(ranks):
+    """Return whether weights that differed become equal again, as in LocalSGD."""
+    differed = set()  # of several optimizers each has its own weights
+    for i, of_all in steps_of_all(ranks, "weights"):
+        model = str([*ranks[0].models[i:], ranks[0].models[-1]][0])
+        if any(v != of_all[0] for v in of_all):
+            differed.add(model)
+        elif model in differed:
+            return True
+    return False
+
+
+@check(
+    "each rank has its own GPU",
+    seen="the device of the parameters",
+    fix="Choose the GPU by local_rank: torch.cuda.set_device(local_rank).",
+)
+def own_gpu(ranks):
+    devices = Counter(r.device for r in ranks)
+    device, number = devices.most_common(1)[0]
+    if no_steps(ranks) or "cpu" in devices:
+        return unseen(no_steps(ranks) or "ranks on CPUs share the cores")
+    return found(f"several ranks use {device}") if number > 1 else OK
+
+
+@check(
+    "all ranks start from the same weights",
+    seen="checksums of the parameters before the first step",
+    fix="Wrap the model in DistributedDataParallel: it broadcasts rank 0's weights.",
+)
+def start(ranks):
+    different = compare_shards(ranks, replicas=True)
+    if different:
+        return found(different)
+    if no_replicas(ranks):
+        return unseen(no_replicas(ranks))
+    line, names = ranks[0].models[0]
+    differing = count_differing([r.start[0] for r in ranks], names)
+    return found(f"{line}, before step 1: {differing}") if differing else OK
+
+
+def compare_shards(ranks, replicas):
+    """Name a DTensor whose replicas differ, or whose shards are equal."""
+    for a, b in combinations(ranks, 2):
+        for number, (place, shape, value) in a.shards.items():
+            other_place, other_shape, other = b.shards.get(number, (None, None, 0))
+            if shape != other_shape or 0 in (value, other):  # 0: all zeros or ones
+                continue
+            if (place == other_place) == replicas and (value != other) == replicas:
+                what = "different replicas" if replicas else "equal shards"
+                where = (
+                    f"{a.models[0][0]}, before step 1: ranks {a.rank} and {b.rank}"
+                )
+                return f"{where} have {what} of parameter {number} {shape}"
+    return ""
+
+
+@check(
+    "the shards of a parameter differ",
+    seen="checksums of DTensors' shards before the first step",
+    fix="Draw shards with seed + rank, and what all ranks have with one seed.",
+)
+def shards(ranks):
+    if not any(r.shards for r in ranks):
+        return unseen(no_steps(ranks) or "no DTensor was trained")
+    if any(r.drawn_alike for r in ranks):
+        return unseen("on CPUs all ranks draw the same DTensors")
+    equal = compare_shards(ranks, replicas=False)
+    return found(equal) if equal else OK
+
+
+@check(
+    "gradients are averaged over the ranks",
+    seen="checksums of the gradients at each step",
+    fix="Train by the wrapped model, and wrap again after you unfreeze layers.",
+)
+def gradients(ranks):
+    if no_replicas(ranks):
+        return unseen(no_replicas(ranks))
+    if any(r.unused for r in ranks):
+        return unseen("see unused-parameters")
+    if not any(value for r in ranks for step in r.gradients for value in step):
+        return unseen("all gradients are zero")
+    where = first_difference(ranks, "gradients")
+    averaged = not any(r.join for r in ranks)  # join() sends weights at its end
+    if where and averaged and are_averaged_later(ranks):
+        return unseen("the ranks average their weights now and then")
+    return found(where) if where else OK
+
+
+@check(
+    "each backward pass reaches all parameters",
+    seen="DDP's error in the next forward pass",
+    fix="Use all parameters in each forward pass, freeze those that are never used "
+    "before DDP wraps the model, or set find_unused_parameters=True.",
+)
+def unused_parameters(ranks):
+    if all(r.unused is None for r in ranks):
+        return unseen("no DDP model was trained")
+    texts = [r.unused for r in ranks if r.unused]
+    return found(texts[0]) if texts else OK
+
+
+@check(
+    "all ranks have the same weights after each step",
+    seen="checksums of the parameters after each step",
+    fix="Give the optimizers of all ranks the same options and the same state.",
+)
+def weights(ranks):
+    if no_replicas(ranks):
+        return unseen(no_replicas(ranks))
+    if start(ranks).state == "found" or gradients(ranks).state != "ok":
+        return unseen("the gradients or the first weights say it")
+    where = first_difference(ranks, "weights")
+    return found(where) if where else OK
+
+
+@check(
+    "all ranks clip by the same norm",
+    seen="the norms of clip_grad_norm_() and clip_grads_with_norm_()",
+    fix="Clip by the norm of all gradients, after they were averaged. If a rank has "
+    "a part of them, sum the squares with dist.all_reduce(), then call "
+    "clip_grads_with_norm_().",
+)
+def clipping(ranks):
+    if not any(r.clips for r in ranks):
+        return unseen(no_steps(ranks) or "no gradient was clipped")
+    if not no_replicas(ranks) and gradients(ranks).state != "ok":
+        return unseen("see gradients")
+    for label in ranks[0].clips:
+        clips = [r.clips[label] for r in ranks if label in r.clips]
+        norms = [norm for _, norm in clips]
+        if max(norms) - min(norms) > 1e-3 * max(norms):
+            texts = " and ".join(f"{norm:.4g}" for norm in norms[:2])
+            return found(f"{clips[0][0]}: ranks 0 and 1 clip by the norms {texts}")
+    return OK

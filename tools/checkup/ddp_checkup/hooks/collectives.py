@@ -1,0 +1,201 @@
+"""Collectives, and forwards that wait for other ranks.
+
+The first rank to come to a collective writes it into the store; the others compare
+before they begin.
+"""
+
+import json
+import re
+import threading
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch.distributed import fsdp
+from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
+from torch.distributed.tensor import _dispatch, parallel
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddp_checkup.hooks.loaders import note_inputs
+from ddp_checkup.hooks.shared import keep_out_of_graphs, set_record, wrap
+from ddp_checkup.record import record, state, user_line
+
+GATHERS = ["all_gather", "gather", "all_gather_object", "gather_object"]
+GATHERS += ["all_gather_into_tensor", "all_gather_single", "gather_single"]
+GATHERS += ["gather_into_tensor", "all_gather_coalesced"]
+REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+REDUCTIONS += ["reduce_scatter_single", "all_reduce_coalesced"]
+REDUCTIONS += ["all_to_all", "all_to_all_single"]
+OTHERS = ["broadcast", "scatter", "barrier", "monitored_barrier"]
+OTHERS += ["broadcast_object_list", "scatter_object_list"]
+MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
+TRAIN = "a forward of the DDP model with gradients"
+EVALUATE = "a forward of the DDP model without gradients"
+
+
+def reset():
+    record.counts, record.last = Counter(), {}  # collectives, by group
+    record.closed = None  # None: no process group was made
+    record.join = record.parallel = record.drawn_alike = False
+    record.unused = None  # where DDP missed gradients; None: no DDP
+    state.waiting, state.busy, state.shadowing = "", "", ""  # what runs: wrap()
+    state.summed, state.loss = [], None  # scalars that were summed, for output.py
+    state.ddp, state.forward_line = None, ""  # the last forward with gradients
+    state.forward_batch, state.fsdp_root = -1, None
+
+
+def stop_job(kind, text):
+    """Tell all ranks that the job cannot go on, and why; the first one counts."""
+    state.store.compare_set("stop", "", json.dumps([kind, text]))
+
+
+def meet(what, ranks=None):
+    record.counts[ranks] += 1
+    number = record.counts[ranks]
+    record.last[ranks] = line = user_line()
+    if state.store is None or number > MAX_COLLECTIVES:
+        return
+    mine = json.dumps([what, line, state.rank])
+    first = state.store.compare_set(f"collective/{ranks}/{number}", "", mine)
+    other, other_line, rank = json.loads(first)
+    if other != what:
+        text = f"rank {state.rank} comes to {what} at {line}, but rank {rank} to"
+        kind = "rank0-eval" if EVALUATE in (other, what) else "collectives"
+        stop_job(kind, f"{text} {other} at {other_line}")
+        threading.Event().wait()  # monitor.py ends this process
+
+
+def members(group):
+    ranks = tuple(dist.get_process_group_ranks(group))
+    return ranks if len(ranks) < state.world else None
+
+
+def before_collective(name, values):
+    groups = [v for v in values if isinstance(v, dist.ProcessGroup)]
+    numbers = [v for v in values if type(v) is int]
+    if dist.GroupMember.NON_GROUP_MEMBER in numbers:  # it returns at once
+        return
+    what = [name]
+    if "object" not in name:  # objects may have different sizes
+        first = name == "all_to_all_single"  # rows differ by rank
+        tensors = [v for v in values if isinstance(v, torch.Tensor)]
+        what += [str(tuple(v.shape[first:])) for v in tensors]
+    if name in ("broadcast", "reduce"):
+        what += [f"of rank {n}" for n in numbers]
+    averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
+    if name in REDUCTIONS + GATHERS and not averages:
+        state.reduced = True
+    if name in GATHERS and state.epoch:
+        state.epoch.gathered = True
+    meet(" ".join(what), members(groups[0]) if groups else None)
+
+
+def before_all_reduce(name, values):
+    """Remember a scalar that is summed: its sum may be printed as a mean."""
+    tensor, *others = values
+    if not state.ddp and not record.sharded:  # gradients that are averaged by hand
+        note_inputs(tensor)
+    kinds = dist.ReduceOp, dist.ReduceOp.RedOpType
+    sums = all(v == dist.ReduceOp.SUM for v in others if isinstance(v, kinds))
+    scalar = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
+    if scalar and tensor.is_floating_point() and sums:
+        loss = None if state.loss is None else state.loss.clone()
+        state.summed.append([tensor, None, tensor.detach().clone(), loss])
+        del state.summed[:-8]
+
+
+def after_all_reduce(result, values):
+    if state.summed and state.summed[-1][0] is values[0]:
+        state.summed[-1][1] = values[0]._version
+
+
+def before_backward(name, values):
+    loss = values[0]
+    state.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
+
+
+def after_ddp(result, values):
+    record.names |= {id(p): n for n, p in values[0].module.named_parameters()}
+
+
+def before_forward(name, values):
+    ddp, state.forward_batch = values[0], state.batch
+    training = torch.is_grad_enabled()
+    if training:
+        state.ddp, state.forward_line = ddp, user_line()
+        record.unused = ""
+        note_inputs(values[1:])
+    if ddp._join_config.enable:
+        record.join = True
+        return
+    buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
+    if buffers or (training and ddp.require_backward_grad_sync):
+        meet(TRAIN if training else EVALUATE, members(ddp.process_group))
+
+
+def before_join(name, values):
+    """Count a `with join()` as a loop: ranks make different numbers of steps."""
+    state.joins, state.join_step = state.joins + 1, state.steps
+
+
+def note_unused(error):
+    """Name the parameters in DDP's error about gradients that were not reduced."""
+    indices = re.findall("did not receive grad for rank \\d+: ([\\d ]+)", error)
+    if state.ddp and indices:
+        named = state.ddp.module.named_parameters()
+        names = [name for name, p in named if p.requires_grad]
+        unused = ", ".join(names[int(i)] for i in indices[0].split())
+        line, rank = state.forward_line, state.rank
+        record.unused = f"{line}: rank {rank} had no gradient for {unused}"
+
+
+def after_fully_shard(result, values):
+    for module in values[0] if isinstance(values[0], list) else values[:1]:
+        module.register_forward_pre_hook(before_fsdp_forward)
+
+
+def before_fsdp_forward(module, inputs):
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    if state.fsdp_root in (None, module):  # its parts come later
+        state.fsdp_root = module
+        note_inputs(inputs)
+
+
+def before_fsdp1_forward(name, values):
+    before_fsdp_forward(values[0], values[1:])
+
+
+def after_draw(supported, values):
+    """Note that DTensors are on CPUs, where all ranks draw the same numbers."""
+    record.drawn_alike = record.drawn_alike or not supported
+
+
+def before_compile(name, values):
+    """Keep DDP's forward and the hooks out of graphs; the model stays in one."""
+    if not hasattr(DDP.forward, "outside_of_graphs"):
+        DDP.forward = torch.compiler.disable(DDP.forward, recursive=False)
+        DDP.forward.outside_of_graphs = True
+        keep_out_of_graphs()
+
+
+def install():
+    for name in (*GATHERS, *REDUCTIONS, *OTHERS):
+        if hasattr(dist, name):
+            wrap(dist, name, before=before_collective, during="waiting")
+    wrap(dist, "all_reduce", before=before_all_reduce, after=after_all_reduce)
+    wrap(dist, "init_process_group", before=set_record("closed", False))
+    wrap(dist, "destroy_process_group", before=set_record("closed"))
+    wrap(DDP, "__init__", after=after_ddp)
+    wrap(DDP, "forward", before=before_forward, during="busy")
+    wrap(torch.autograd, "backward", before=before_backward, during="busy")
+    wrap(Join, "__enter__", before=before_join)
+    wrap(Join, "__exit__", during="shadowing")
+    wrap(FSDP1, "__init__", after=set_record("sharded"))
+    wrap(FSDP1, "forward", before=before_fsdp1_forward, during="busy")
+    wrap(torch, "compile", before=before_compile)
+    wrap(fsdp, "fully_shard", after=after_fully_shard)
+    wrap(parallel, "parallelize_module", after=set_record("parallel"))
+    if hasattr(_dispatch, "is_rng_supported_mesh"):
+        wrap(_dispatch, "is_rng_supported_mesh", after=after_draw)

@@ -1,0 +1,105 @@
+"""Loops over loaders: which indices, in which order, and the contents of batches."""
+
+import functools
+from contextlib import suppress
+from types import SimpleNamespace
+
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
+
+from ddp_checkup.hooks.shared import contents, wrap
+from ddp_checkup.record import record, state, user_line, user_stack
+
+MAX_BATCHES = 50  # whose contents are compared
+MAX_TENSORS = 8  # of a step, of those that go into models
+
+
+def reset():
+    record.epochs = []  # loops over loaders
+    record.inputs, record.batches = {}, {}  # by label: checksums of tensors
+    state.epoch, state.loops = None, 0  # the present loop; those with steps
+    state.batch, state.reduced = 0, False  # whether a number was reduced since it
+    state.joins, state.join_step = 0, 0  # with join()
+
+
+def loop_of(iterator):
+    new = SimpleNamespace(dealt=[], batches=0, steps=0, length=float("inf"), last=0)
+    new.exhausted, new.gathered, new.label, new.latest = False, False, None, None
+    return vars(iterator).setdefault("checkup", new)
+
+
+def after_init(result, values):
+    vars(values[0])["checkup_made"] = user_stack()
+
+
+def after_next_index(batch, values):
+    loop_of(values[0]).dealt.append(batch)
+
+
+def before_iter(name, values):  # persistent workers reuse the iterator
+    vars(values[0]._iterator or state).pop("checkup", None)
+
+
+def after_iter(iterator, values):
+    loop, loader = loop_of(iterator), values[0]
+    data, subsets = loader.dataset, []
+    while hasattr(data, "indices") and hasattr(data, "dataset"):  # Subsets
+        subsets, data = [*subsets, data.indices], data.dataset
+    stream = isinstance(data, IterableDataset) or not hasattr(data, "__len__")
+    loop.base_length = 0 if stream else len(data)
+    loop.loader, loop.subsets, loop.data = loader, subsets, data
+    with suppress(TypeError):  # some have no length
+        loop.length = len(loader)
+    loop.line, made = user_line(), vars(loader).get("checkup_made", "")
+    loop.key = f"{user_stack()} {made} {loop.base_length} {len(subsets)}"
+    loop.first = loop.last = state.steps
+    loop.base_seed = iterator._base_seed if loader.num_workers else None
+    record.epochs.append(loop)
+
+
+def wrap_next():
+    original = Iterator.__next__
+
+    @functools.wraps(original)
+    def wrapper(self):
+        state.events += 1
+        loop = loop_of(self)
+        try:
+            batch = original(self)
+        except StopIteration:
+            loop.exhausted = True
+            raise
+        state.epoch, loop.batches, loop.last = loop, loop.batches + 1, state.steps
+        state.batch, state.reduced = state.batch + 1, False
+        if state.steps < MAX_BATCHES:
+            loop.latest = contents(batch)
+        return batch
+
+    Iterator.__next__ = wrapper
+
+
+def next_label(loop):
+    """Return (loop, step in it): steps of ranks are compared if these are equal."""
+    if loop is None:
+        return -state.joins, state.steps - state.join_step
+    if loop.label is None:
+        state.loops += 1
+        loop.label = state.loops
+    return loop.label, loop.steps
+
+
+def note_inputs(values):
+    """Record checksums of what goes into models in this step."""
+    label = next_label(state.epoch)
+    known = record.inputs.get(label, [])  # of earlier forwards in this step
+    if state.steps < MAX_BATCHES and len(known) < MAX_TENSORS:
+        tensors = known + contents(values)
+        if tensors:
+            record.inputs[label] = tensors
+
+
+def install():
+    wrap(DataLoader, "__init__", after=after_init)
+    wrap(DataLoader, "__iter__", before=before_iter, after=after_iter)
+    wrap(Iterator, "_next_index", after=after_next_index)
+    wrap_next()

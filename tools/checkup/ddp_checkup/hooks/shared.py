@@ -1,0 +1,112 @@
+"""What all hooks need: how a function is wrapped, and checksums of tensors."""
+
+import functools
+import sys
+from types import FunctionType
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ddp_checkup.record import is_library, record, state
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WRAPPERS = {}  # by the id of what they wrap
+
+
+def call(hook, *args):
+    """Call a hook; keep_out_of_graphs() is about this."""
+    return hook(*args)
+
+
+def keep_out_of_graphs():
+    global call
+    call = torch.compiler.disable(call)
+
+
+def set_record(name, value=True):
+    """Return a hook that sets a field of the record."""
+    return lambda *_: setattr(record, name, value)
+
+
+def wrap(owner, name, before=None, after=None, during="runs"):
+    """Call before(name, arguments), the function, and after(result, arguments).
+
+    during: the field of `state` that holds the name meanwhile: monitor.py looks at
+    `waiting` and `busy`, whose functions may wait for other ranks.
+    """
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        if torch.compiler.is_compiling():  # hooks are no part of a graph
+            return original(*args, **kwargs)
+        state.events += 1
+        values = [*args, *kwargs.values()]
+        if before:
+            call(before, name, values)
+        old = getattr(state, during, "")
+        setattr(state, during, name)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            setattr(state, during, old)
+            state.events += 1
+        if after:
+            call(after, result, values)
+        return result
+
+    WRAPPERS[id(original)] = wrapper
+    setattr(owner, name, wrapper)
+
+
+def rebind():
+    """Replace what the user's modules have imported before: in a spawned process."""
+    for module in [*sys.modules.values()]:
+        if is_library(getattr(module, "__file__", None) or "<"):
+            continue
+        # The functions of a spawned process's main module have globals of their own.
+        functions = [v for v in vars(module).values() if isinstance(v, FunctionType)]
+        for names in [vars(module), *(f.__globals__ for f in functions)]:
+            for name, value in [*names.items()]:
+                names[name] = WRAPPERS.get(id(value), value)
+
+
+def bits_of(t):
+    t = t.detach()
+    t = torch.view_as_real(t) if t.is_complex() else t
+    return t.contiguous().view(BITS[t.element_size()])
+
+
+def checksums(tensors, device="cpu"):
+    """Return a tensor (N,) of the sums of all bits; 0 for what is None or sparse."""
+    found = []
+    for t in tensors:
+        if t is None or t.is_sparse:
+            t = torch.zeros(1, device=device)
+        bits = bits_of(t)
+        found.append(bits.sum(dtype=bits.dtype))
+    if len({t.dtype for t in found}) > 1:
+        found = [t.long() for t in found]
+    # A model may be spread over several GPUs.
+    found = [t.to(found[0].device, non_blocking=True) for t in found]
+    return torch.stack(found) if found else torch.zeros(0)
+
+
+def contents(values):
+    """Return [(shape, checksum)] of the tensors in a batch or in arguments.
+
+    Values are also weighted by position: sums of labels may be equal by chance.
+    A tensor whose elements are all equal has the checksum 0: it says nothing.
+    """
+    found = []
+    for t in tree_leaves(values):
+        plain = isinstance(t, torch.Tensor) and not hasattr(t, "device_mesh")
+        if not plain or t.is_sparse or t.numel() < 4:
+            continue
+        bits = bits_of(t).flatten()
+        part = bits[:4096].long()
+        places = torch.arange(1, len(part) + 1, device=t.device)
+        varies = (part != part[0]).any().long()
+        total = bits.sum() + (part * places).sum() * 1_000_003
+        found.append((tuple(t.shape), total * varies))
+    return found

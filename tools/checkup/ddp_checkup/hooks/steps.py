@@ -1,0 +1,131 @@
+"""Steps of the optimizers: weights, gradients, clipping and random numbers."""
+
+import os
+import random
+import sys
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import optimizer as optimizers
+
+from ddp_checkup.hooks.loaders import next_label
+from ddp_checkup.hooks.shared import checksums, contents, wrap
+from ddp_checkup.record import record, state, user_line
+
+MAX_STEPS = 1000  # compared
+
+
+class StopAfterSteps(BaseException):
+    """The script has made as many steps as --steps allows."""
+
+
+def reset():
+    record.device = None  # of the parameters; None before the first step
+    record.names, record.models = {}, []  # by id(parameter); per step (line, names)
+    record.start, record.gradients, record.weights = [], [], []  # checksums per step
+    record.labels = []  # per step: (number of its loop over a loader, step in it)
+    record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
+    record.clips = {}  # by label: (line, norm) of clipped gradients
+    record.random = []  # states of the random number generators: first, later
+    record.sharded = False
+    state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
+    state.trained, state.last_parameters = set(), []  # batches that made steps
+    state.random_loop = None
+
+
+def parameters(optimizer):
+    found = [p for group in optimizer.param_groups for p in group["params"]]
+    record.sharded = record.sharded or any(hasattr(p, "device_mesh") for p in found)
+    return [] if record.sharded or state.steps >= MAX_STEPS else found
+
+
+def before_step(optimizer, args, kwargs):
+    state.depth += 1
+    if state.depth > 1 or state.shadowing:  # within another, or for other ranks
+        return
+    found = parameters(optimizer)
+    device = found[0].device if found else torch.device("cpu")
+    if not record.start:
+        record.start, record.device = [checksums(found)], name_device(device)
+        note_shards(optimizer)
+    loop = state.epoch
+    label = number, steps = next_label(loop)
+    if steps == 0 and len(record.random) < 2:
+        record.random, state.random_loop = [random_states(device)], number
+    elif number == state.random_loop and steps < 5:
+        # Between the steps of two optimizers there may be no random numbers.
+        record.random[1:] = [random_states(device)]
+    if loop is None or loop.batches < loop.length:  # the last one's may be read
+        state.trained.add(state.batch)
+    if loop:
+        if loop.latest is not None:
+            record.batches[label], loop.latest = loop.latest, None
+        loop.steps += 1
+    record.labels.append(label)
+    record.gradients.append(checksums([p.grad for p in found], device))
+    record.weights.append(checksums(found))  # before the step
+    names = [f"{record.names.get(id(p), 'one')} {(*p.shape,)}" for p in found]
+    record.models.append((user_line(), names))
+
+
+def after_step(optimizer, args, kwargs):
+    state.depth -= 1
+    if state.depth or state.shadowing:
+        return
+    state.last_parameters = parameters(optimizer)
+    state.steps, state.events = state.steps + 1, state.events + 1
+    if state.epoch is None:
+        state.batch, state.reduced = state.batch + 1, False
+    if state.steps == state.max_steps:
+        raise StopAfterSteps
+
+
+def note_shards(optimizer):
+    """Record checksums of DTensors: shards differ, and replicas are equal."""
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, p in enumerate(tensors, start=1):
+        if isinstance(p, DTensor):
+            pairs = zip(p.placements, p.device_mesh.get_coordinate(), strict=True)
+            # Ranks with the same shard, in one mesh or in another, are replicas.
+            place = [c for placement, c in pairs if not placement.is_replicate()]
+            for shape, checksum in contents(p.to_local()):
+                record.shards[number] = place, shape, checksum
+
+
+def note_norm(norm):
+    """Record the norm by which a rank scales its gradients."""
+    placements = norm.placements if isinstance(norm, DTensor) else []
+    norm = norm.to_local() if placements else norm
+    if state.steps < MAX_STEPS and all(p.is_replicate() for p in placements):
+        label = next_label(state.epoch)
+        record.clips.setdefault(label, (user_line(), norm.detach()))
+
+
+def name_device(device):
+    if device.type == "cpu":
+        return "cpu"
+    name = str(device)
+    if device.type == "cuda":  # its number may differ by process
+        gpu = torch.cuda.get_device_properties(device)
+        name = f"{gpu.uuid} {gpu.pci_domain_id}:{gpu.pci_bus_id}"
+    return f"{os.uname().nodename} {name}"
+
+
+def random_states(device):
+    states = {"PyTorch's generator": torch.get_rng_state().numpy().tobytes()}
+    if device.type != "cpu":
+        gpu = torch.get_device_module(device).get_rng_state()
+        states["the GPU's generator"] = gpu.numpy().tobytes()
+    states["Python's random"] = repr(random.getstate()).encode()
+    if "numpy" in sys.modules:
+        _, keys, *others = sys.modules["numpy"].random.get_state()
+        states["NumPy's generator"] = repr(others).encode() + keys.tobytes()
+    return states
+
+
+def install():
+    utils = torch.nn.utils
+    wrap(utils, "clip_grad_norm_", after=lambda norm, _: note_norm(norm))
+    wrap(utils, "clip_grads_with_norm_", before=lambda _, args: note_norm(args[2]))
+    optimizers.register_optimizer_step_pre_hook(before_step)
+    optimizers.register_optimizer_step_post_hook(after_step)
