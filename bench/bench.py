@@ -24,7 +24,7 @@ from timing import HEAD, format_row
 from common.data import REPOSITORY, data_dir
 from common.errors import UserError, run
 from common.synthetic import SYNTHETIC_DIR
-from tools.check import REQUIRED_FILES
+from tools.machine import REQUIRED_FILES
 
 BENCH = Path(__file__).resolve().parent
 TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
