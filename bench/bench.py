@@ -24,7 +24,7 @@ from timing import HEAD, format_row
 from common.data import REPOSITORY, data_dir
 from common.errors import UserError, run
 from common.synthetic import SYNTHETIC_DIR
-from tools.check import REQUIRED_FILES
+from tools.machine import REQUIRED_FILES
 
 BENCH = Path(__file__).resolve().parent
 TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
@@ -110,7 +110,7 @@ def write(results, file):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="repeats of a case")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per repeat")
+    parser.add_argument("--seconds", type=float, default=1.5, help="per repeat")
     only = "exercise to measure, repeatable (default: all)"
     parser.add_argument("--only", action="append", choices=REQUIRED_FILES, help=only)
     args = parser.parse_args()

@@ -35,7 +35,7 @@ from bench import BENCH, TORCHRUN, launches, load, result_file, run_check, write
 from common.data import REPOSITORY
 from common.errors import UserError
 from common.errors import run as run_main
-from tools.check import REQUIRED_FILES
+from tools.machine import REQUIRED_FILES
 from tools.pairs import PAIRS
 
 SMALL = {
