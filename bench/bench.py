@@ -24,10 +24,9 @@ from timing import HEAD, format_row
 from common.data import REPOSITORY, data_dir
 from common.errors import UserError, run
 from common.synthetic import SYNTHETIC_DIR
-from tools.check import REQUIRED_FILES
+from tools.machine import REQUIRED_FILES
 
 BENCH = Path(__file__).resolve().parent
-RESULTS = BENCH / "results"
 TORCHRUN = [sys.executable, "-m", "common.torchrun", "--standalone"]
 # The image files that the naive version of an exercise reads.
 IMAGES = {
@@ -36,79 +35,66 @@ IMAGES = {
 }
 
 
-def processor():
-    """Return the name of the GPU, or of the CPU and its instruction set."""
-    if (
-        torch.accelerator.device_count()
-    ):  # without allocating its memory: others compute
-        kind = torch.accelerator.current_accelerator()
-        return torch.get_device_module(kind).get_device_name(0)
-    names = re.findall("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
-    return f"{names[0]}, {torch.backends.cpu.get_cpu_capability()}"
+def result_file():
+    """Return the file for this GPU, or for this CPU and its instruction set."""
+    if torch.accelerator.device_count():
+        name = torch.get_device_module().get_device_name(0)
+    else:
+        name = torch.cpu.get_capabilities()["cpu_name"]
+        name += f" {torch.backends.cpu.get_cpu_capability()}"
+    return BENCH / f"results/{re.sub('[^A-Za-z0-9]+', '-', name).strip('-')}.json"
 
 
 def data_for(exercise):
     """Return the DATADIR to use, and whether its data are synthetic; make these."""
-    root = data_dir("")
-    needed = REQUIRED_FILES[exercise] + IMAGES.get(exercise, [])
-    lacking = [name for name in needed if not (root / name).exists()]
-    if not lacking:
-        return root, bool(
-            REQUIRED_FILES[exercise]
-        ) and root.resolve() == SYNTHETIC_DIR.resolve()
-    why = f"no {', '.join(lacking)} in {root}"
-    print(f"{exercise} on synthetic data: {why}", flush=True)
-    make = [sys.executable, "sample_data.py"]
-    subprocess.run(make, cwd=REPOSITORY / exercise, check=True)
-    return SYNTHETIC_DIR, True
+    root, needed = data_dir(""), REQUIRED_FILES[exercise]
+    names = needed + IMAGES.get(exercise, [])
+    lacking = ", ".join(name for name in names if not (root / name).exists())
+    if lacking:
+        print(f"{exercise} on synthetic data: no {lacking} in {root}", flush=True)
+        make = [sys.executable, "sample_data.py"]
+        subprocess.run(make, cwd=REPOSITORY / exercise, check=True)
+        root = SYNTHETIC_DIR
+    return root, bool(needed) and root.resolve() == SYNTHETIC_DIR.resolve()
 
 
-def result_file():
-    """Return the file for this processor's results."""
-    return RESULTS / f"{re.sub('[^A-Za-z0-9]+', '-', processor()).strip('-')}.json"
-
-
-def measure_rows(exercise, root, synthetic, *, repeats, seconds):
-    """Yield the rows of an exercise as they are measured; raise if that fails."""
-    command = [f"{exercise}.py", str(repeats), str(seconds)]
-    launches = [[sys.executable, *command]]
+def launches(*arguments):
+    """Yield the commands that run exercises.py: in one process, then in two."""
+    command = ["exercises.py", *map(str, arguments)]
+    yield [sys.executable, *command]
     if torch.accelerator.device_count() != 1:  # two GPUs, or two CPU cores
-        launches.append([*TORCHRUN, "--nproc-per-node=2", *command])
-    for launch in launches:
-        env = {**os.environ, "DATADIR": str(root)}
-        with subprocess.Popen(
-            launch, stdout=subprocess.PIPE, text=True, env=env, cwd=BENCH
-        ) as job:
-            for printed in filter(lambda text: text[0] == "{", job.stdout):
-                row = json.loads(printed)
-                if synthetic:
-                    row["script"] += ", synthetic data"
-                yield row
-        if job.returncode:
+        yield [*TORCHRUN, "--nproc-per-node=2", *command]
+
+
+def measure_rows(exercise, repeats, seconds):
+    """Yield the rows of an exercise as they are measured; raise if that fails."""
+    root, synthetic = data_for(exercise)
+    env, pipe = {**os.environ, "DATADIR": str(root)}, subprocess.PIPE
+    for launch in launches(exercise, repeats, seconds):
+        job = subprocess.Popen(launch, stdout=pipe, text=True, env=env, cwd=BENCH)
+        for line in filter(lambda line: line[0] == "{", job.stdout):
+            row = json.loads(line)
+            if synthetic:
+                row["script"] += ", synthetic data"
+            yield row
+        if job.wait():
             raise subprocess.CalledProcessError(job.returncode, launch)
 
 
-def run_check(limit=600):
-    """Return check.py's results on the machine's GPUs, or on two CPU cores.
-
-    Raises UserError if it does not finish within `limit` seconds.
-    """
+def run_check():
+    """Return check.py's results on the machine's GPUs, or on two CPU cores."""
     print("Checking the machine with check.py: up to two minutes\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "check.json")
         processes = f"--nproc-per-node={torch.accelerator.device_count() or 2}"
         command = [*TORCHRUN, processes, "tools/check.py", "--to", file]
-        with subprocess.Popen(command, cwd=BENCH) as job:
-            try:
-                job.wait(limit)
-            except subprocess.TimeoutExpired:
-                job.terminate()  # torchrun then ends the ranks
+        subprocess.run(command, cwd=BENCH)
         found = json.loads(file.read_text()) if file.exists() else {}
-        if not found.get("finished"):
-            raise UserError("check.py did not finish; see its output above")
-        for row in found["data"]:  # the file is published: no paths of this machine
-            del row["datadir"], row["file"]
-        return found
+    if not found.get("finished"):
+        raise UserError("check.py did not finish; see its output above")
+    for row in found["data"]:  # the file is published: no paths of this machine
+        del row["datadir"], row["file"]
+    return found
 
 
 def load(file):
@@ -121,59 +107,30 @@ def write(results, file):
     part.replace(file)
 
 
-def minutes_of(name, results, others):
-    """Return the minutes an exercise took here, or at most on others, or None."""
-    known = [r["exercises"].get(name, {}).get("minutes") for r in (results, *others)]
-    return known[0] or max(filter(None, known), default=None)
-
-
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="repeats of each case"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=2.0, help="seconds per repeat, roughly"
-    )
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=REQUIRED_FILES,
-        metavar="EXERCISE",
-        help="exercise to measure, repeatable (default: all)",
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of a case")
+    parser.add_argument("--seconds", type=float, default=1.5, help="per repeat")
+    only = "exercise to measure, repeatable (default: all)"
+    parser.add_argument("--only", action="append", choices=REQUIRED_FILES, help=only)
     args = parser.parse_args()
-    file, names = result_file(), args.only or list(REQUIRED_FILES)
-    results = load(file)
-    results["check"] = run_check()
-    data = {name: data_for(name) for name in names}
-    others = [load(other) for other in RESULTS.glob("*.json")]
-    minutes = [minutes_of(name, results, others) for name in names]
-    about = f"about {sum(minutes):.0f}" if all(minutes) else "an unknown number of"
-    print(f"On {processor()}: {about} minutes\n\n{HEAD}", flush=True)
-    failed = []
-    for name, (root, synthetic) in data.items():
-        start, rows = time.perf_counter(), []
-        before = results["exercises"].get(name, {})
-        measured = {"torch": torch.__version__, "repeats": args.repeats}
-        measured["rows"] = rows
+    file, failed = result_file(), []
+    results = load(file) | {"check": run_check()}
+    print(f"{file.stem}\n\n{HEAD}", flush=True)
+    for name in args.only or REQUIRED_FILES:
+        start = time.perf_counter()
+        measured = {"torch": torch.__version__, "repeats": args.repeats, "rows": []}
         try:
-            for row in measure_rows(
-                name, root, synthetic, repeats=args.repeats, seconds=args.seconds
-            ):
-                rows.append(row)
+            for row in measure_rows(name, args.repeats, args.seconds):
+                measured["rows"].append(row)
                 print(format_row(row), flush=True)
-                # Until it is complete, keep the minutes of the last run.
-                results["exercises"][name] = before | measured | {"complete": False}
+                results["exercises"][name] = measured | {"complete": False}
                 write(results, file)
         except subprocess.CalledProcessError:
             failed.append(name)
             continue
-        minutes = round((time.perf_counter() - start) / 60, 1)
-        measured |= {"minutes": minutes, "complete": True}
-        results["exercises"][name] = measured
+        measured["minutes"] = round((time.perf_counter() - start) / 60, 1)
+        results["exercises"][name] = measured | {"complete": True}
         write(results, file)
     print(f"\nSaved {file}")
     if failed:

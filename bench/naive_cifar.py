@@ -1,21 +1,13 @@
-"""The naive version of CIFAR-100's input: each image is resized on the CPU.
+"""The naive version of CIFAR-100's input: each image is resized on the CPU."""
 
-As a program it reads lines. For each it loads STEPS batches and prints the number of
-images.
-"""
-
-import sys
-from itertools import islice
-
+import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from common.data import REPOSITORY
-
-sys.path.insert(0, str(REPOSITORY / "cifar100_demo"))
+from common.data import make_loader
 from dataset import MEAN, STD, cifar100
 
-BATCH, SIZE = 128, 224
+BATCH, SIZE, GOAL = 128, 224, 50
 transform = transforms.Compose(
     [
         transforms.ToPILImage(),
@@ -39,18 +31,10 @@ class Images(Dataset):
         return transform(self.images[i]), self.labels[i]
 
 
-def load(loader, steps):
-    """Load this many batches; return the number of images."""
-    return sum(len(images) for images, _ in islice(loader, steps))
-
-
-def make_loader():
+def make_loaders():
     train_set, _ = cifar100()
     images = Images(train_set.images, train_set.labels)
-    return DataLoader(images, BATCH, shuffle=True)
-
-
-if __name__ == "__main__":
-    loader = make_loader()
-    for _ in sys.stdin:
-        print(load(loader, int(sys.argv[1])), flush=True)
+    return {
+        "loader": make_loader(train_set, BATCH, torch.device("cpu"), shuffle=True),
+        "naive": DataLoader(images, BATCH, shuffle=True),
+    }

@@ -1,23 +1,14 @@
-"""The naive version of CINIC-10's input: as most tutorials load the images.
-
-As a program it reads lines. For each it loads COUNT images of FOLDER and prints
-their number.
-"""
-
-import sys
-from itertools import islice
+"""The naive version of CINIC-10's input: as most tutorials load the images."""
 
 import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from common.data import REPOSITORY
+from common.data import data_dir, make_loader
+from dataset import MEAN, NAME, RAW, STD, cinic
 
-sys.path.insert(0, str(REPOSITORY / "cinic_lab"))
-from dataset import MEAN, STD
-
-BATCH = 128
+BATCH, GOAL = 128, 20
 transform = transforms.Compose(
     [
         transforms.RandomCrop(32, padding=4),
@@ -28,17 +19,9 @@ transform = transforms.Compose(
 )
 
 
-def make_loader(folder):
-    return DataLoader(ImageFolder(folder, transform), BATCH, shuffle=True)
-
-
-def load(loader, count):
-    """Load this many images, in whole batches; return their number."""
-    return sum(len(images) for images, _ in islice(loader, count // BATCH))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    loader = make_loader(sys.argv[1])
-    for _ in sys.stdin:
-        print(load(loader, int(sys.argv[2])), flush=True)
+def make_loaders():
+    images = ImageFolder(data_dir(NAME) / RAW / "train", transform)
+    return {
+        "loader": make_loader(cinic()[0], BATCH, torch.device("cpu"), shuffle=True),
+        "naive": DataLoader(images, BATCH, shuffle=True),
+    }

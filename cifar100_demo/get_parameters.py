@@ -60,16 +60,9 @@ def format_flop(flop):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--arch", choices=ARCHS, default="resnet152", help="ResNet variant"
-    )
+    parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
-    parser.add_argument(
-        "--image-size",
-        type=int,
-        default=224,
-        help="image height and width in pixels",
-    )
+    parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--classes", type=int, default=100, help="number of classes")
     args = parser.parse_args()
     costs = count_costs(args.arch, args.batch_size, args.image_size, args.classes)

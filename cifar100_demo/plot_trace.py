@@ -8,6 +8,7 @@ each operator, open the trace at https://ui.perfetto.dev.
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -42,28 +43,23 @@ def read_step(file):
     band: (on_gpu, process or GPU, thread or stream). Raises UserError if the file
     has no step.
     """
-    try:
-        events = json.loads(Path(file).read_text())["traceEvents"]
-        events = [event for event in events if event.get("dur", 0) > 0]
-        steps = [
-            event for event in events if event["name"].startswith("ProfilerStep")
-        ]
-        if not steps:
-            raise UserError(f"no step in {file}; profile a run of at least 8 steps")
-        # On a GPU a step has two events: on the CPU's timeline and on the GPU's.
-        last = max(steps, key=lambda step: step["ts"])["name"]
-        steps = [step for step in steps if step["name"] == last]
-        start = min(step["ts"] for step in steps)
-        end = max(step["ts"] + step["dur"] for step in steps)
-        bands = {}
-        for event in events:
-            if start <= event["ts"] < end and event.get("cat") not in SKIPPED:
-                band = event.get("cat") in GPU, event["pid"], event["tid"]
-                times = (event["ts"] - start) / 1e3, event["dur"] / 1e3
-                bands.setdefault(band, []).append((event["name"], *times))
-        return bands
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {file} as a trace: {error}") from None
+    events = json.loads(file.read_text())["traceEvents"]
+    events = [event for event in events if event.get("dur", 0) > 0]
+    steps = [event for event in events if event["name"].startswith("ProfilerStep")]
+    if not steps:
+        raise UserError(f"no step in {file}; profile a run of at least 8 steps")
+    # On a GPU a step has two events: on the CPU's timeline and on the GPU's.
+    last = max(steps, key=lambda step: step["ts"])["name"]
+    steps = [step for step in steps if step["name"] == last]
+    start = min(step["ts"] for step in steps)
+    end = max(step["ts"] + step["dur"] for step in steps)
+    bands = {}
+    for event in events:
+        if start <= event["ts"] < end and event.get("cat") not in SKIPPED:
+            band = event.get("cat") in GPU, event["pid"], event["tid"]
+            times = (event["ts"] - start) / 1e3, event["dur"] / 1e3
+            bands.setdefault(band, []).append((event["name"], *times))
+    return bands
 
 
 def find_kind(name):
@@ -137,10 +133,10 @@ def main():
         "--to", type=Path, default=Path("logs/trace.png"), help="PNG to write"
     )
     args = parser.parse_args()
-    files = [args.file] if args.file else list(Path("logs/profiler").glob("*.json"))
-    if not files:
+    files = list(Path("logs/profiler").glob("*.json"))
+    if not files and not args.file:
         raise UserError("no trace in logs/profiler; run `bash run_single_cifar.sh`")
-    file = max(files, key=lambda file: args.file or file.stat().st_mtime)
+    file = args.file or max(files, key=os.path.getmtime)
     bands = read_step(file)
     args.to.parent.mkdir(parents=True, exist_ok=True)
     plot(bands, args.to)

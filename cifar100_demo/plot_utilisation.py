@@ -8,6 +8,7 @@ Without a file name it plots the newest one in logs/.
 import argparse
 import csv
 import json
+import os
 import re
 from pathlib import Path
 
@@ -20,11 +21,8 @@ QUANTITIES = {  # by the column titles of nvidia-smi, amd-smi and rocm-smi
     "memory in GB": re.compile("memory.used|used_vram|Used Memory"),
     "power in W": re.compile("power.draw|socket_power|Power"),
 }
-GB = {
-    "[MiB]": 2**20 / 1e9,
-    "used_vram": 2**20 / 1e9,
-    "(B)": 1e-9,
-}  # size of the unit in a column title
+# Size of the unit, by the end of a column's title.
+GB = {"[MiB]": 2**20 / 1e9, "used_vram": 2**20 / 1e9, "(B)": 1e-9}
 NUMBER = re.compile(r"\d+(\.\d+)?")  # the 97 of "97 %"; no match in "[N/A]"
 
 
@@ -33,11 +31,8 @@ def read_samples(file):
 
     Raises UserError if there are no samples.
     """
-    try:
-        with open(file, newline="", errors="replace") as lines:
-            rows = list(csv.reader(lines, skipinitialspace=True))
-    except (OSError, csv.Error) as error:
-        raise UserError(f"cannot read {file}: {error}") from None
+    with open(file, newline="") as lines:
+        rows = list(csv.reader(lines, skipinitialspace=True))
     samples = {}
     for quantity, pattern in QUANTITIES.items():
         for column, title in enumerate(rows[0] if rows else []):
@@ -58,16 +53,12 @@ def read_samples(file):
 
 def read_runs(job, start, end):
     """Return [(script, epoch ends)] of the job's runs that ended in between."""
-    results = Path("logs/results.jsonl")
-    runs = []
-    for line in results.open(errors="replace") if results.exists() else []:
-        try:
-            run = json.loads(line)
-            script, ends = run["script"], run["epoch_ends"]
-            if start <= ends[-1] <= end and run["slurm_job"] in (None, job):
-                runs.append((script, ends))
-        except (ValueError, KeyError, TypeError, IndexError):
-            continue  # not a complete result
+    results, runs = Path("logs/results.jsonl"), []
+    for line in results.open() if results.exists() else []:
+        run = json.loads(line)
+        ends = run["epoch_ends"]
+        if start <= ends[-1] <= end and run["slurm_job"] in (None, job):
+            runs.append((run["script"], ends))
     return runs
 
 
@@ -100,21 +91,16 @@ def plot(samples, runs, start, file):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "file",
-        nargs="?",
-        type=Path,
-        help="CSV file to read (default: the newest in logs/)",
+        "file", nargs="?", type=Path, help="CSV file to read (default: the newest)"
     )
     parser.add_argument(
         "--to", type=Path, default=Path("logs/utilisation.png"), help="PNG to write"
     )
     args = parser.parse_args()
-    files = (
-        [args.file] if args.file else list(Path("logs").glob("utilisation-*.csv"))
-    )
-    if not files:
+    files = list(Path("logs").glob("utilisation-*.csv"))
+    if not files and not args.file:
         raise UserError("no logs/utilisation-*.csv; run `bash run_single_cifar.sh`")
-    file = max(files, key=lambda file: args.file or file.stat().st_mtime)
+    file = args.file or max(files, key=os.path.getmtime)
     samples = read_samples(file)
     series = [points for devices in samples.values() for points in devices.values()]
     times = [seconds for points in series for seconds, _ in points]

@@ -12,7 +12,6 @@ images, one core of an Intel Xeon, one run.
 
 import argparse
 import time
-from argparse import BooleanOptionalAction
 
 import torch
 from torch import nn, optim
@@ -93,29 +92,17 @@ def evaluate(model, loader, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--arch", choices=ARCHS, default="resnet152", help="ResNet variant"
-    )
+    parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=int, default=4, help="epochs")
     # At 32 pixels the last feature maps are 1 x 1, too small for BatchNorm.
-    parser.add_argument(
-        "--image-size",
-        type=int,
-        default=224,
-        help="image height and width in pixels",
-    )
+    parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="autocast dtype (default: the fastest here)"
-    )
+    parser.add_argument("--dtype", choices=DTYPES, help="autocast dtype")
     parser.add_argument("--steps", type=int, help="steps per epoch (default: all)")
     parser.add_argument(
-        "--profile",
-        action=BooleanOptionalAction,
-        default=True,
-        help="profile of three steps (default: on)",
+        "--no-profile", dest="profile", action="store_false", help="no profile"
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
@@ -161,12 +148,8 @@ def main():
         batches = log.progress(val_loader, "validation")
         val_metrics = evaluate(model, batches, device)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
-        parts = {
-            "step": step,
-            "train": to_metrics(sums, training=True),
-            "validation": val_metrics,
-        }
-        log.epoch(epoch, int(sums[2]), seconds, **parts)
+        parts = {"step": step, "train": to_metrics(sums, training=True)}
+        log.epoch(epoch, int(sums[2]), seconds, **parts, validation=val_metrics)
     training_seconds = time.perf_counter() - start
     if profiler:
         profiler.stop()

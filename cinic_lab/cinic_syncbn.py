@@ -1,17 +1,12 @@
 """SyncBatchNorm: DDP with statistics over the batches of all GPUs.
 
-    sbatch run.sh cinic.py                   # the start: one GPU
-    sbatch run.sh cinic_amp.py               # part 1: automatic mixed precision
-    sbatch run.sh cinic_tensorboard.py       # part 2: TensorBoard
-    sbatch run.sh cinic_wandb.py             # part 3: Weights & Biases
-    sbatch run-dp.sh cinic_dp.py             # part 4: DataParallel
-    sbatch run-2nodes.sh cinic_ddp.py        # part 5: DistributedDataParallel
+    sbatch run.sh cinic.py   # or cinic_amp.py, cinic_tensorboard.py, cinic_wandb.py
+    sbatch run-dp.sh cinic_dp.py             # DataParallel
+    sbatch run-2nodes.sh cinic_ddp.py        # DDP, also with cinic_syncbn.py
     sbatch run-requeue.sh cinic_requeue.py   # DDP in a job that Slurm requeues
-    sbatch run-2gpus.sh cinic_syncbn.py      # DDP with SyncBatchNorm
 
-Without a GPU add $SMALL, which `source common/env.sh` sets: it makes the run short.
-cinic.py reaches 36.5 % in 3 epochs of 28 s: 12,000 images of CIFAR-10, one core of
-an AMD EPYC, one run. ANSWERS.md has the other scripts.
+Without a GPU add $SMALL, set by `source common/env.sh`. cinic.py reaches 36.5 % in
+3 epochs of 28 s: 12,000 images of CIFAR-10, one core of an AMD EPYC, one run.
 """
 
 import argparse
@@ -48,8 +43,7 @@ class Classifier(nn.Module):
 
     def forward(self, x):
         """Return the scores (N, 10) of images x, uint8 (N, 3, 32, 32)."""
-        x = x.contiguous(memory_format=torch.channels_last)
-        x = normalise(x, MEAN, STD)
+        x = normalise(x.contiguous(memory_format=torch.channels_last), MEAN, STD)
         with torch.autocast(x.device.type, self.dtype, enabled=bool(self.dtype)):
             return self.resnet(x).float()  # AMP: 16 bits within, 32 for the loss
 
@@ -60,8 +54,7 @@ def train(model, loader, optimizer, device, args, state, log, writer):  # TB: cu
     sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
     epoch, num_steps, data_time = state.epoch, len(loader), 0.0
     start = step_end = time.perf_counter()
-    batches = log.progress(loader, "training")
-    for step, (images, labels) in enumerate(batches, start=1):
+    for step, (images, labels) in enumerate(log.progress(loader, "training"), 1):
         data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -111,18 +104,12 @@ def evaluate(model, loader, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--arch", choices=ARCHS, default="resnet18", help="ResNet variant"
-    )
+    parser.add_argument("--arch", choices=ARCHS, default="resnet18", help="ResNet")
     parser.add_argument("--epochs", type=int, default=3, help="epochs")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
-    parser.add_argument(
-        "--log-interval", type=int, default=50, help="steps between log lines"
-    )
-    parser.add_argument(
-        "--resume", metavar="FILE", help="checkpoint to resume (default: none)"
-    )
+    parser.add_argument("--log-interval", type=int, default=50, help="steps per log")
+    parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=1, help="random seed")
     parser.add_argument("--dtype", choices=DTYPES, help="precision")  # AMP: optional
     args = parser.parse_args()
@@ -177,7 +164,6 @@ def main():
             writer.add_scalar(f"validation/{name}", value, global_step)
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    log.print(f"Best Acc@1: {state.best_accuracy:.2f}")
     writer.close()  # TB: flushes the last scalars
     gradient_bytes = sum(p.nbytes for p in model.parameters())
     log.write_result(acc1, training_seconds, gradient_bytes)

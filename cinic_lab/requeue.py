@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from common.log import rank0_print
-from state import TrainingState, gather_from_ranks
+from ranks import gather_from_ranks
+from state import LATEST
 
 EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch
 
@@ -18,13 +19,12 @@ def find_checkpoint(folder):
     folder: of this run. Its name begins with the script and the job, as do those of
     the job's earlier runs.
     """
-    files = []
-    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
-        job = os.environ["SLURM_JOB_ID"]
-        script = folder.name.partition(f"-{job}-")[0]
-        pattern = f"{script}-{job}-*/{TrainingState.LATEST}"
-        # Strings: the path becomes an option, which goes into JSON and checkpoints.
-        files = [str(file) for file in folder.parent.glob(pattern)]
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+        return None
+    job = os.environ["SLURM_JOB_ID"]
+    script = folder.name.partition(f"-{job}-")[0]
+    # Strings: the path becomes an option, which goes into JSON and checkpoints.
+    files = map(str, folder.parent.glob(f"{script}-{job}-*/{LATEST}"))
     newest = max(files, key=os.path.getmtime, default=None)
     return gather_from_ranks(newest)[0]
 
@@ -37,8 +37,7 @@ def stop_requested(device):
 
 def exit_early(epoch):
     """Exit with EXIT_REQUEUE: this run can be resumed."""
-    file = TrainingState.LATEST
-    rank0_print(f"Stopped after epoch {epoch}: use --resume {file}")
+    rank0_print(f"Stopped after epoch {epoch}: use --resume {LATEST}")
     gather_from_ranks(None)  # torchrun ends all ranks when one exits
     dist.destroy_process_group()
     sys.exit(EXIT_REQUEUE)

@@ -3,84 +3,58 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from common.errors import UserError
+from ranks import gather_from_ranks, get_random_states, get_rank, set_random_states
 
-OPTIONS = "arch", "epochs", "lr", "seed"  # must be the same when resumed
+LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
 PARTS = "model", "optimizer", "scheduler", "scaler"
+OPTIONS = "arch", "epochs", "lr", "seed"  # must be the same when resumed
 
 
 class TrainingState:
-    """Model, optimizer, scheduler, scaler and progress of a run.
+    """Model, optimizer, scheduler, scaler (disabled at first) and progress of a run.
 
-    model: unwrapped, or the keys begin with "module."; scaler: disabled unless the
-    script replaces it; epoch: the last that has begun; best_accuracy: in %.
+    model: unwrapped, or the keys begin with "module."; epoch: the last that has
+    begun; best_accuracy: in %; folder: for this run's checkpoints.
     """
 
-    LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
-
     def __init__(self, args, model, optimizer, scheduler, device, folder="logs"):
-        """args: the script's options; folder: for this run's checkpoints."""
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = torch.GradScaler(device.type, enabled=False)
-        self.options, self.folder = vars(args), Path(folder)
+        self.options, self.device, self.folder = vars(args), device, Path(folder)
         self.epoch, self.best_accuracy = 0, -1.0
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.generators = [torch.random]
-        if device.type != "cpu":
-            self.generators.append(torch.get_device_module(device))
 
     def save(self, accuracy):
         """Save checkpoint.pth.tar, and model_best.pth.tar first if it is the best.
 
-        They go to the run's folder, and links in the working directory point there.
         All ranks call this, because it gathers their random states; rank 0 writes.
         """
-        names = [self.LATEST]
-        if accuracy > self.best_accuracy:
-            names, self.best_accuracy = [self.BEST, self.LATEST], accuracy
-        random = [generator.get_rng_state() for generator in self.generators]
+        names = [BEST, LATEST] if accuracy > self.best_accuracy else [LATEST]
+        self.best_accuracy = max(accuracy, self.best_accuracy)
         content = {name: getattr(self, name).state_dict() for name in PARTS}
-        content |= {"random": gather_from_ranks(random), "options": self.options}
+        random = gather_from_ranks(get_random_states(self.device))
+        content |= {"options": self.options, "random": random}
         content |= {"epoch": self.epoch, "best_accuracy": self.best_accuracy}
-        if self.rank == 0:
+        if get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             part, link = self.folder / "checkpoint.part", self.folder / "link"
             for name in names:
                 torch.save(content, part)
                 part.replace(self.folder / name)  # so a killed run leaves no half
-            for name in names:
                 link.symlink_to(self.folder / name)
-                link.replace(name)
+                link.replace(name)  # in the working directory
 
     def resume(self, file):
-        """Load a checkpoint, saved by any number of ranks.
-
-        A rank that the saved run did not have keeps the random state of a new run.
-        """
-        if not Path(file).is_file():
-            raise UserError(f"no file '{file}': leave out --resume to start over")
+        """Load a checkpoint, saved by any number of ranks."""
         content = torch.load(file, map_location="cpu", weights_only=True)
-        options = {name: content["options"][name] for name in OPTIONS}
-        if not options.items() <= self.options.items():
-            saved = " ".join(f"--{name} {value}" for name, value in options.items())
-            raise UserError(f"{file} has other options: use {saved}")
-        if content["epoch"] >= options["epochs"]:
+        for name in OPTIONS:
+            if content["options"][name] != self.options[name]:
+                raise UserError(f"{file}: use --{name} {content['options'][name]}")
+        if content["epoch"] == self.options["epochs"]:
             raise UserError(f"{file} has done all its epochs: leave out --resume")
         for name in PARTS:
             if content[name]:  # a disabled scaler's is empty
                 getattr(self, name).load_state_dict(content[name])
-        for states in content["random"][self.rank : self.rank + 1]:
-            for generator, random in zip(self.generators, states, strict=False):
-                generator.set_rng_state(random)
+        set_random_states(content["random"], self.device)
         self.epoch, self.best_accuracy = content["epoch"], content["best_accuracy"]
-
-
-def gather_from_ranks(value):
-    """Return a list of all ranks' values, by rank."""
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values

@@ -13,8 +13,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 def get_ranks():
     """Return (rank, local_rank, world_size), which torchrun set for this process.
 
-    rank numbers the processes of the job, local_rank those of this node. Raises
-    UserError if torchrun did not start this process.
+    rank: in the job; local_rank: on this node. Raises UserError without torchrun.
     """
     if "RANK" not in os.environ:
         launch = f"torchrun --standalone --nproc-per-node=2 {sys.argv[0]}"
@@ -33,11 +32,9 @@ def get_device(local_rank=None):
         raise UserError(f"one process is enough: run `python {sys.argv[0]}`")
     gpus = torch.accelerator.device_count()
     if gpus == 0:
-        granted = os.environ.get("SLURM_GPUS_ON_NODE", "0")
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        if granted != "0" and not hidden:
-            problem = f"PyTorch sees none of this job's {granted} GPUs"
-            raise UserError(f"{problem}: run ../tools/check.py, which says why")
+        if os.environ.get("SLURM_GPUS_ON_NODE", "0") != "0" and not hidden:
+            raise UserError("PyTorch sees no GPU of this job: run ../tools/check.py")
         return torch.device("cpu")
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if processes > gpus:

@@ -26,7 +26,7 @@ has_driver() { # and no variable hides the GPUs; asking PyTorch would take secon
 PYTHON=(python) framework=${FRAMEWORK:-torch}
 source "$common/sites/$site.sh" || return 2
 # Looking a package up is faster than importing it. Namespace packages have origin None.
-find="from importlib.util import find_spec; exit(not find_spec('$framework').origin)"
+find="import sys, importlib.util as u; sys.exit(not u.find_spec('$framework').origin)"
 if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
     echo "Error: no $framework for ${PYTHON[*]}: run \`make venv\` in" \
         "$(dirname "$common"), or see $common/sites/$site.sh" >&2

@@ -65,12 +65,11 @@ class RunLog:
         if self.enabled:
             rank0_print(line)
 
-    def progress(self, loader, description, steps=None):
+    def progress(self, loader, desc, steps=None):
         """Return at most `steps` batches of a loader; a terminal shows a bar."""
         steps = steps or len(loader)
         hide = None if self.enabled else True  # None: where there is no terminal
-        batches = islice(loader, steps)
-        return tqdm(batches, description, steps, leave=False, disable=hide)
+        return tqdm(islice(loader, steps), desc, steps, leave=False, disable=hide)
 
     def epoch(self, epoch, images, seconds, **parts):
         """Print an epoch's figures, and write them for TensorBoard.
@@ -92,10 +91,7 @@ class RunLog:
     def write_result(
         self, accuracy, training_seconds=None, gradient_bytes=None, **fields
     ):
-        """Add this run's figures, and other fields, to logs/results.jsonl.
-
-        accuracy: in %; gradient_bytes: what DDP averages in a step.
-        """
+        """Add this run's figures, and other fields, to logs/results.jsonl."""
         self.writer.close()
         images, seconds, ends = zip(*self.epochs, strict=True)
         # The first epoch fills caches, and those after --epochs are fine-tuning.
@@ -116,9 +112,9 @@ class RunLog:
             "peak_memory_gb": peak_memory(self.device) / 1e9,
             "epoch_ends": ends,  # seconds since 1970
             "finished": time.strftime("%FT%T%z"),
-            "accuracy": accuracy,
+            "accuracy": accuracy,  # in %
             "training_seconds": training_seconds,
-            "gradient_bytes": gradient_bytes,
+            "gradient_bytes": gradient_bytes,  # what DDP averages in a step
         }
         if self.enabled:
             with open(RESULTS, "a") as file:

@@ -5,7 +5,6 @@
     sbatch run.sh pytorch_dvc_cnn_pretrained_largedata.py         # 22,000 photos
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_largedata_multigpu.py
     sbatch run-2gpus.sh solutions/strong_scaling.py               # strong scaling
-    sbatch run-2gpus.sh solutions/strong_scaling_largedata.py
 
 Trains a new head, then fine-tunes the last convolutional block. Without a GPU, add
 $SMALL (set by `source common/env.sh`): a small model and few epochs.

@@ -38,10 +38,8 @@ SHAPES = (
 def draw_texture(rng, pattern, width, height):
     """Return an RGB image of a texture with random colours, scale and direction."""
     first, second = rng.uniform(0, 255, (2, 3))
-    angle, period = (
-        rng.uniform(0, math.pi),
-        rng.uniform(0.06, 0.2) * min(width, height),
-    )
+    angle = rng.uniform(0, math.pi)
+    period = rng.uniform(0.06, 0.2) * min(width, height)
     y, x = np.mgrid[:height, :width]
     u = (x * math.cos(angle) + y * math.sin(angle)) / period
     v = (y * math.cos(angle) - x * math.sin(angle)) / period
@@ -60,9 +58,8 @@ def draw_texture(rng, pattern, width, height):
             "bricks": lambda: (v % 1 < 0.2) | ((u / 2 + np.floor(v) / 2) % 1 < 0.1),
             "rings": lambda: np.sin(2 * np.hypot(u - u.mean(), v - v.mean())) > 0,
         }[pattern]()
-    pixels = (
-        first + (second - first) * mix[..., None] + rng.normal(0, 4, (*u.shape, 3))
-    )
+    pixels = first + (second - first) * mix[..., None]
+    pixels = pixels + rng.normal(0, 4, pixels.shape)
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
@@ -96,10 +93,7 @@ def outlines(shape):
         "ring": ([circle(0, 0, 0.9)], [circle(0, 0, 0.5)]),
         "crescent": ([circle(0, 0, 0.9)], [circle(0.4, 0, 0.7)]),
         "heart": ([heart], []),
-        "arrow": (
-            [bar * [0.8, 0.8], np.array([[1, 0], [0.1, -0.8], [0.1, 0.8]])],
-            [],
-        ),
+        "arrow": ([bar * 0.8, np.array([[1, 0], [0.1, -0.8], [0.1, 0.8]])], []),
     }[shape]
 
 
@@ -124,9 +118,8 @@ def draw_image(seed):
     """Return a uint8 image (3, SIZE, SIZE) and its three class indices."""
     rng = np.random.default_rng(seed)
     shape, fill, background = rng.integers(0, 10, 3)
-    image = draw_shape(
-        rng, SHAPES[shape], SIZE, TEXTURES[fill], TEXTURES[background]
-    )
+    textures = TEXTURES[fill], TEXTURES[background]
+    image = draw_shape(rng, SHAPES[shape], SIZE, *textures)
     return pil_to_tensor(image), torch.tensor([shape, fill, background])
 
 
@@ -168,11 +161,8 @@ def main():
             scheduler.step()
         model.eval()
         with torch.inference_mode():
-            guesses = (
-                model(normalise(images[:held_out], MEAN, STD))
-                .view(-1, 10, 3)
-                .argmax(1)
-            )
+            output = model(normalise(images[:held_out], MEAN, STD)).view(-1, 10, 3)
+            guesses = output.argmax(1)
         accuracy = (guesses == labels[:held_out]).float().mean(0) * 100
         print(
             f"epoch {epoch + 1}: loss {loss:.3f}; held-out accuracy: shape "
@@ -187,10 +177,9 @@ def main():
             layers[-1] = nn.utils.fusion.fuse_conv_bn_eval(layers[-1], layer)
         else:
             layers.append(layer)
-    state = {
-        k: v.contiguous() for k, v in nn.Sequential(*layers).state_dict().items()
-    }
-    torch.save({f"features.{k}": v for k, v in state.items()}, args.to)
+    state = nn.Sequential(*layers).state_dict()
+    state = {f"features.{k}": v.contiguous() for k, v in state.items()}
+    torch.save(state, args.to)
     print(f"Saved {args.to}")
 
 

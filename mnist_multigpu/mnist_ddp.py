@@ -118,20 +118,12 @@ def main():
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer"
     )
-    parser.add_argument(
-        "--lr",
-        type=float,
-        help="learning rate (default: 1 for adadelta, else 0.001)",
-    )
+    parser.add_argument("--lr", type=float, help="learning rate, if not the usual")
     parser.add_argument(
         "--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr"
     )
-    parser.add_argument(
-        "--gamma", type=float, default=0.7, help="decay factor of --lr"
-    )
-    parser.add_argument(
-        "--log-interval", type=int, default=10, help="steps between log lines"
-    )
+    parser.add_argument("--gamma", type=float, default=0.7, help="decay of --lr")
+    parser.add_argument("--log-interval", type=int, default=10, help="steps per log")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument(
         "--save-model", action="store_true", help="save the weights in mnist_cnn.pt"
@@ -182,12 +174,8 @@ def main():
         torch.save(model.state_dict(), "mnist_cnn.pt.part")
         os.replace("mnist_cnn.pt.part", "mnist_cnn.pt")  # never half a file
     gradient_bytes = sum(p.nbytes for p in model.parameters())
-    log.write_result(
-        test_metrics["accuracy"],
-        training_seconds,
-        gradient_bytes,
-        profiled=profile.enabled,
-    )
+    accuracy, profiled = test_metrics["accuracy"], profile.enabled
+    log.write_result(accuracy, training_seconds, gradient_bytes, profiled=profiled)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

@@ -24,8 +24,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PATHS = ("", "bench", "tools", "tools/predict")
-ON_PATH = [REPOSITORY / folder for folder in PATHS]
-sys.path[:0] = map(str, ON_PATH)
+sys.path[:0] = [str(REPOSITORY / folder) for folder in PATHS]
 # The same on every machine: CPU cores, no job around, nobody's own settings.
 AROUND = "SLURM_ SBATCH_ TORCH PET_ DDP_ NCCL_ GLOO_ MASTER_ RANK LOCAL_ WORLD_"
 AROUND += " GROUP_ GPUS NODES SITE FRAMEWORK DATADIR MALLOC_ LINE_PROFILE"
@@ -33,9 +32,7 @@ for variable in [v for v in os.environ if v.startswith(tuple(AROUND.split()))]:
     del os.environ[variable]
 # By the second one env.sh sees no driver, also where a test sets the first.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
-if "TEST_ON_GPUS" not in os.environ:  # make test-gpu
-    os.environ |= HIDDEN
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ |= HIDDEN | {"OMP_NUM_THREADS": "1"}
 path = [str(REPOSITORY / "tests/idle"), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
@@ -109,14 +106,12 @@ def fake_gpus(monkeypatch):
     import torch
 
     def fake(count=1, kind="cuda", **functions):
-        device, chosen = torch.device(kind), []
-        module = {"is_available": lambda: True, "chosen": chosen, **functions}
-        module = SimpleNamespace(**module)
+        device, gpu = torch.device(kind), torch.accelerator
+        module = SimpleNamespace(is_available=lambda: True, chosen=[], **functions)
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-        gpu = torch.accelerator
         monkeypatch.setattr(gpu, "current_accelerator", lambda **_: device)
         monkeypatch.setattr(gpu, "device_count", lambda: count)
-        monkeypatch.setattr(gpu, "set_device_index", chosen.append)
+        monkeypatch.setattr(gpu, "set_device_index", module.chosen.append)
         return module
 
     return fake
@@ -166,14 +161,9 @@ def exercise(tmp_path):
 def run(command, folder, datadir="", timeout=300, **env):
     """Run a command in a folder as a user would; return the finished process."""
     env = {**os.environ, "DATADIR": str(datadir), **env}
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    options = {"capture_output": True, "text": True, "timeout": timeout}
+    command = [str(word) for word in command]
+    done = subprocess.run(command, cwd=folder, env=env, **options)
     done.stdout, done.stderr = map(without_gloo, (done.stdout, done.stderr))
     return done
 
@@ -235,15 +225,10 @@ def path_without_sbatch(folder):
     return str(folder)
 
 
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
 @contextmanager
 def serving(folder):
     """Serve the files of a folder; yield the address."""
-    handler = partial(Handler, directory=folder)
+    handler = partial(SimpleHTTPRequestHandler, directory=folder)
     with ThreadingHTTPServer(("localhost", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -3,9 +3,8 @@
     torchrun ... count_waits.py FILE SCRIPT.py [OPTIONS]
 
 The script runs unchanged. PyTorch warns of each wait, with its line
-(set_sync_debug_mode of the GPU's module). Each rank writes FILE.RANK as JSON: the
-number of steps, the median number of waits per step, and the lines that wait most.
-Where PyTorch has no such warnings, as on Intel's GPUs, no waits are counted.
+(set_sync_debug_mode). Each rank writes FILE.RANK as JSON: the number of steps, the
+median number of waits per step, and the lines that wait most.
 """
 
 import json
@@ -37,10 +36,8 @@ def main():
             show(message, category, filename, number, *more)
 
     def count(*_):
-        # Only now, as the script picks its GPU first.
-        gpu = torch.get_device_module()
-        if hasattr(gpu, "set_sync_debug_mode") and torch.accelerator.is_available():
-            gpu.set_sync_debug_mode("warn")
+        if torch.cuda.is_available():  # only now, as the script picks its GPU first
+            torch.cuda.set_sync_debug_mode("warn")
         waits.append(lines.total())
 
     warnings.filterwarnings("always", message=WARNING)
@@ -52,8 +49,7 @@ def main():
         steps = [after - before for before, after in pairwise(waits)]
         found = {"steps": len(waits), "waits": median(steps) if steps else None}
         found["lines"] = dict(lines.most_common(5))
-        rank = os.environ.get("RANK", "0")
-        Path(f"{file}.{rank}").write_text(json.dumps(found))
+        Path(f"{file}.{os.environ.get('RANK', 0)}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,550 +1,99 @@
-"""bench.py, test_gpu.py and mfu.py, and compare.py with results.py."""
+"""bench.py with its timing, and gpu.py, which `make test-gpu` runs."""
 
 import json
-import re
 import sys
-from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
+import gpu
 import pytest
 import timing
-from check import REQUIRED_FILES
-from compare import compare, make_owner_table, make_table, plot, print_table
-from conftest import (
-    REPOSITORY,
-    copy_exercise,
-    fails,
-    make_data,
-    raises_user_error,
-    run,
-)
-from results import find_files, name_owner, parse_run, read_runs
+import torch
+from conftest import copy_exercise, make_data, run
+
+import bench
+from common.data import InMemoryDataset
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_exercises_are_measured(tmp_path):
-    data = make_data(tmp_path / "data", 1)
-    exercise = copy_exercise("bench", tmp_path)
-    for file in (exercise / "results").iterdir():
+def test_a_failure_keeps_the_other_results(tmp_path):
+    data = make_data(tmp_path / "data", 0.5)
+    (data / "MNIST/train.pt").write_text("damaged")
+    folder = copy_exercise("bench", tmp_path)
+    for file in (folder / "results").iterdir():
         file.unlink()
     command = [sys.executable, "bench.py", "--repeats", "1", "--seconds", "0.1"]
-    done = run(command, exercise, data, timeout=800)
-    assert done.returncode == 0, done.stderr
-    (file,) = (exercise / "results").iterdir()
-    assert done.stdout.splitlines()[-1] == f"Saved {file}"
-    exercises = json.loads(file.read_text())["exercises"]
-    assert list(exercises) == list(REQUIRED_FILES)
-    for measured in exercises.values():
-        assert measured["complete"] and len(measured["rows"]) >= 6
-        assert all(row["images_per_second"] > 0 for row in measured["rows"])
+    done = run(command, folder, data, timeout=800)
+    assert done.returncode == 1 and "RuntimeError" in done.stderr, done.stderr
+    assert "Error: mnist_multigpu failed" in done.stderr
+    results = json.loads(next((folder / "results").iterdir()).read_text())
+    assert results["check"]["processes"] and str(tmp_path) not in str(results)
+    parts = results["exercises"].values()
+    assert [len(part["rows"]) for part in parts] == [14, 8, 8, 6]  # none of MNIST
+
+
+def test_the_ceiling_repeats_one_batch_and_the_first_turn_does_not_count():
+    seen, data = [], InMemoryDataset(torch.arange(99), torch.arange(99))
+    train = lambda loader: seen.append([*loader])  # noqa: E731
+    cases = timing.make_cases(train, data, 2, torch.device("cpu"), 0.01)
+    assert [len(speeds) for speeds in timing.measure(cases, 3).values()] == [3, 3]
+    ceiling, script = seen[-2:]
+    assert all(batch is ceiling[0] for batch in ceiling) and len(ceiling) > 1
+    assert any(batch[0].tolist() != script[0][0].tolist() for batch in script)
+
+
+def test_ddp_is_compared_with_processes_that_do_not_communicate(monkeypatch):
+    calls, dist = [], {"get_rank": lambda: 1, "get_world_size": lambda: 2}
+    dist["broadcast_object_list"] = lambda steps: steps.__setitem__(0, 3)
+    dist["all_gather_object"] = lambda *_: None
+    monkeypatch.setattr(timing, "dist", SimpleNamespace(**dist))
+    monkeypatch.setattr(timing.time, "perf_counter", count().__next__)
+    for averaged, goal in (1e6, 0.95), (1e8, None):
+        parts = [torch.zeros(4)], calls.append, len, averaged
+        rows = timing.scaling_rows("x", *parts, 1, 1)
+        found = [(row["ratio"], row["goal"]) for row in rows]
+        assert found == [(2, None), (2, None), (1, goal), (1, None)]
+    assert len(calls) == 4  # rank 1 trains alone only beside rank 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_gpu_tests_pass_on_cpu_cores(tmp_path):
-    exercise = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "test_gpu.py", "--cpu"], exercise, timeout=800)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "0 of 10 failed. Please send " in done.stdout.splitlines()[-1]
-    found = json.loads((exercise / "logs/test_gpu.json").read_text())["test_gpu"]
-    assert len(found["rows"]) == 10
-    assert {row["result"] for row in found["rows"]} == {"ok"}
+def test_the_gpu_tests_pass_on_cpu_cores():
+    done = run(["make", "test-gpu", "GPU=--cpu"], bench.REPOSITORY, timeout=800)
+    assert done.returncode == 0 and "0 of 11 failed" in done.stdout, done.stdout
 
 
-def test_no_gpu_is_an_error(tmp_path):
-    exercise = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "test_gpu.py"], exercise)
-    fails(done, "PyTorch finds no GPU")
+def test_failures_are_in_the_table_of_the_gpu_tests(tmp_path):
+    table = gpu.Table(tmp_path / "table.json")
+    table.add("hangs", gpu.run, ["sleep", 1000], tmp_path, 1)
+    table.add("fails", gpu.run, ["bash", "-c", "echo ValueError; exit 1"], tmp_path)
+    table.add("works", lambda: {"loss": 1.5})
+    assert table.print() == 2
+    rows = json.loads(table.file.read_text())["test_gpu"]["rows"]
+    results = ["timed out after 1 s: ", "status 1: ValueError", "ok"]
+    assert [row["result"] for row in rows] == results and rows[2]["loss"] == 1.5
 
 
-FAILS = """
-import sys
-sys.path.insert(0, "../bench")
-import test_gpu
-from pathlib import Path
-
-def run(code):
-    test_gpu.run([sys.executable, "-c", code], ".", limit=10)
-
-table = test_gpu.Table(Path("table.json"))
-table.add("it hangs", run, "import time; time.sleep(1000)")
-table.add("it fails", run, "raise ValueError('this is it')")
-hint = "torch.compile found no compiler; run `g++ --version`"
-table.add("it cannot run", run, f"exit('{hint}')")
-table.add("it works", lambda: {"loss": 1.5})
-print(table.print())
+def test_waits_and_wrong_losses_are_failures(tmp_path, monkeypatch):
+    (tmp_path / "tests").symlink_to(bench.REPOSITORY / "tests")
+    (tmp_path / "lesson").mkdir()
+    code = """
+import torch, warnings
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+for _ in range(3):
+    optimizer.step()
+    warnings.warn("called a synchronizing CUDA operation")
+print("train loss 1.0")
 """
+    (tmp_path / "lesson/steps.py").write_text(code)
+    monkeypatch.setattr(gpu, "REPOSITORY", tmp_path)
+    on_cpu = SimpleNamespace(result=lambda: [2.0])
+    for more, message in ([], "each step waits"), ([on_cpu], "differs by 50%"):
+        with pytest.raises(gpu.Failed, match=message):
+            gpu.train(tmp_path, "lesson/steps.py", 1, "", *more)
 
 
-@pytest.mark.slow
-def test_a_failure_is_in_the_table_and_the_rest_continues(tmp_path):
-    exercise = copy_exercise("bench", tmp_path)
-    done = run([sys.executable, "-c", FAILS], exercise)
-    assert done.stdout.splitlines()[-1] == "2", done.stderr
-    rows = json.loads((exercise / "table.json").read_text())["test_gpu"]["rows"]
-    results = [row["result"] for row in rows]
-    assert results[0].startswith("timed out after 10 s")
-    assert results[1] == "status 1: ValueError: this is it"
-    assert results[2].startswith("skipped: torch.compile found no compiler")
-    assert results[3] == "ok" and rows[3]["loss"] == 1.5
-
-
-def test_the_first_turn_does_not_count():
-    images = {"one": [0, 5, 5, 5], "other": [0, 7, 7, 7]}
-    cases = {name: partial(next, iter(found)) for name, found in images.items()}
-    speeds = timing.measure(cases, 3)
-    assert [len(found) for found in speeds.values()] == [3, 3]
-    assert all(speed > 0 for found in speeds.values() for speed in found)
-
-
-@pytest.mark.slow
-def test_a_failure_keeps_the_other_results(tmp_path):
-    exercise = copy_exercise("bench", tmp_path)
-    for file in (exercise / "results").iterdir():
-        file.unlink()
-    for split in ("train", "test"):  # and nothing in it
-        (tmp_path / f"data/MNIST/{split}.pt").mkdir(parents=True)
-    command = [sys.executable, "bench.py", "--repeats", "1"]
-    for name in ("dp_ddp_intro", "mnist_multigpu"):
-        command += ["--only", name]
-    done = run(command, exercise, tmp_path / "data")
-    assert done.returncode == 1, done.stderr
-    assert "Error: mnist_multigpu failed" in done.stderr
-    assert "IsADirectoryError" in done.stderr  # the reason
-    (file,) = (exercise / "results").iterdir()
-    results = json.loads(file.read_text())
-    assert len(results["check"]["processes"]) == 2
-    assert str(tmp_path) not in json.dumps(results["check"])
-    assert "Saved " in done.stdout  # its last line but one
-    measured = results["exercises"]
-    assert list(measured) == ["dp_ddp_intro"]
-    rows = measured["dp_ddp_intro"]["rows"]
-    assert len(rows) == 6 and all(row["images_per_second"] > 0 for row in rows)
-    table = [line for line in done.stdout.splitlines() if line.startswith("| dp_")]
-    assert len(table) == 6
-
-
-NAME = "pytorch_dvc_cnn_pretrained"
-EPYC = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 2}
-
-
-def result(script, gpus, speed, batch=25, **fields):
-    """Return a run as RunLog writes it; unknown fields are options."""
-    options = {
-        "epochs": 10,
-        "batch_size": batch,
-        "backbone": "tinyvgg",
-        "workers": 1,
-    }
-    run = {
-        "script": script,
-        "gpus": gpus,
-        "nodes": 1,
-        "device": "H200",
-        "cpu": "Xeon",
-        "cpus": 64,
-        "unit": "images",
-        "per_epoch": 2000,
-        "seconds_per_epoch": fields.get("per_epoch", 2000) / speed,
-        "training_seconds": 10,
-        "accuracy": 90.0,
-        "peak_memory_gb": 1.0,
-        "epoch_ends": [1.0] * fields.get("epochs", 10),
-        "torch": "2.15.0",
-        "slurm_job": None,
-        "profiled": False,
-        "finished": "2026-11-21T09:30:00+0100",
-    }
-    for name, value in fields.items():
-        where = run if name in {*run, "tensorflow"} else options
-        where[name] = value
-    return run | {"options": options}
-
-
-def rows_of(*runs):
-    """Return the rows of all titles."""
-    return [row for rows in compare(map(parse_run, runs)).values() for row in rows]
-
-
-def speedups(*runs):
-    return [(row["script"], row["gpus"], row["speedup"]) for row in rows_of(*runs)]
-
-
-def test_each_run_is_compared_with_its_counterpart_on_one_gpu():
-    small = [
-        result(f"{NAME}_multigpu", 8, 700),
-        result(f"{NAME}_multigpu", 2, 180),
-        result(NAME, 1, 90, batch=24),
-        result(NAME, 1, 100),
-        result("strong_scaling", 2, 135, batch=12),
-        result(
-            f"{NAME}_multigpu", 2, 300, batch=64
-        ),  # none on one GPU had 64, or 128
-    ]
-    large = [result(f"{NAME}_largedata", 1, 50, per_epoch=22000)]
-    large += [result(f"{NAME}_largedata_multigpu", 4, 100, per_epoch=22000, nodes=2)]
-    cpu = result(NAME, 1, 3, **EPYC)
-    groups = compare([parse_run(run) for run in [*small, *large, cpu]])
-    found = {title.split("  # ")[1]: rows for title, rows in groups.items()}
-    shown = {
-        title: [(row["gpus"], row["speedup"], row["efficiency"]) for row in rows]
-        for title, rows in found.items()
-    }
-    assert shown == {
-        "CPU core, 2 x AMD EPYC, 2000 images an epoch": [(1, 1, 1)],
-        "H200, 2000 images an epoch": [
-            (1, 1, 1),
-            (1, 1, 1),
-            (2, None, None),
-            (2, 1.8, 0.9),
-            (2, 1.5, 0.75),
-            (8, 7, 0.875),
-        ],
-        "H200, 22000 images an epoch": [(1, 1, 1), (4, 2, 0.5)],
-    }
-
-
-def test_the_baseline_is_the_best_match():
-    """For strong scaling that with the global batch; never DDP on one GPU."""
-    strong = result("strong_scaling", 8, 800)
-    whole = result(NAME, 1, 160, batch=200)
-    *_, row = rows_of(result(NAME, 1, 100), whole, strong)
-    assert (row["speedup"], row["base_batch"]) == (5, "200 in total")
-    for script in (f"{NAME}_multigpu", "strong_scaling"):
-        assert speedups(result(script, 1, 90)) == [(script, 1, None)]
-    cpu = [
-        result("mnist_multigpu", 1, 120, **EPYC)
-    ]  # one core, whatever it was given
-    cpu += [result("mnist_singlegpu", 1, 100, **EPYC)]
-    cpu += [result("mnist_ddp", 8, 200, **EPYC)]
-    assert [row[1:] for row in speedups(*cpu)] == [(1, 1.2), (1, 1), (8, 2)]
-    steps = result("train_ddp_cifar100", 2, 150, steps=9, per_epoch=900)
-    one = result("train_cifar100", 1, 100, steps=20, per_epoch=1000)
-    assert [row[2] for row in speedups(one, steps)] == [1, 1.5]
-    versions = result(NAME, 1, 120, torch="2.8"), result(NAME, 1, 100)
-    assert speedups(*versions, result(f"{NAME}_multigpu", 2, 150))[-1][2] == 1.5
-    epochs = result(NAME, 1, 120), result(NAME, 1, 100, epochs=3)
-    two = result(f"{NAME}_multigpu", 2, 150, epochs=3)
-    assert speedups(*epochs, two)[-1][2] == 1.5  # not that of 10 epochs
-    one = result(NAME, 1, 130, epochs=1), result(NAME, 1, 120, epochs=2)
-    assert speedups(*one, two)[-1][2] == pytest.approx(1.25)  # epoch 1 is slow
-    compiled = result("compiled", 1, 200), result("ddp", 2, 150)
-    assert speedups(result("single", 1, 100), *compiled)[-1][2] == 1.5
-
-
-def test_a_students_script_is_compared_with_its_original():
-    """A copy has the options of its original; on one GPU it is no baseline."""
-    one, two = result("my_single", 1, 200), result("my_ddp", 2, 150)
-    rows = speedups(result("single", 1, 100), result("ddp", 2, 120), one, two)
-    assert rows == [
-        ("my_single", 1, 2),
-        ("single", 1, 1),
-        ("my_ddp", 2, 1.5),
-        ("ddp", 2, 1.2),
-    ]
-    other = result("my_ddp", 2, 150, length=64)  # of another exercise
-    assert speedups(result("single", 1, 100), other)[-1] == ("single", 1, 1)
-
-
-def test_amp_is_compared_with_amp():
-    """A script with AMP is compared with a baseline with AMP, if there is one."""
-    ddp, single = result("cinic_ddp", 2, 190), result("cinic", 1, 50)
-    amp = result("cinic_amp", 1, 100, epochs=3)
-    assert speedups(single, amp, ddp)[-1] == ("cinic_ddp", 2, 1.9)
-    *_, row = rows_of(single, ddp)
-    assert row["notes"] == ["compared with cinic, which has no AMP"]
-
-
-BUSY = f"efficiency 106%, so the machine was busy: repeat {NAME} on"
-
-
-@pytest.mark.parametrize(
-    "note, speedup, one, two",
-    [
-        ("", 1.5, {}, {"lr": 1, "seed": 3, "optimizer": "adam"}),
-        ("no run on one GPU of this machine with", None, EPYC | {"cpus": 8}, EPYC),
-        ("no run on one GPU with batch 25 or 50", None, {"batch": 7}, {}),
-        ("one GPU have another --workers$", None, {"workers": 2}, {}),
-        ("compared with torch 2.8$", 1.5, {"torch": "2.8"}, {}),
-        ("^profiled, unlike the baseline$", 1.5, {}, {"profiled": True}),
-        ("^ran 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
-        ("^only one epoch: the first", 1.5, {}, {"epochs": 1}),
-        ("^compared with only one epoch", 1.5, {"epochs": 1}, {}),
-        (BUSY, 2.12, {"seconds_per_epoch": 2000 / 150 * 2.12}, {}),
-    ],
-)
-def test_unusual_runs_have_notes(note, speedup, one, two):
-    runs = result(NAME, 1, 100, **one), result(f"{NAME}_multigpu", 2, 150, **two)
-    *_, row = sorted(rows_of(*runs), key=lambda row: row["gpus"])
-    assert row["speedup"] == pytest.approx(speedup)
-    assert len(row["notes"]) == bool(note)
-    assert re.search(note, " ".join(row["notes"]))
-
-
-def test_the_table_has_a_row_per_command(capsys):
-    """It shows the median of repeats; options that differ are columns."""
-    same = {"image_size": 40, "amp": True, "weights": None, "lr": 1}
-    runs = [result(NAME, 1, n, accuracy=n, **same) for n in (90, 100, 80, 60)]
-    runs += [result(NAME, 1, 40, **same | {"backbone": "vgg16"})]
-    runs += [result(f"{NAME}_multigpu", 2, 160, nodes=n, **same) for n in (1, 2)]
-    runs += [result(f"{NAME}_multigpu", 2, 60, **same | {"backbone": "vgg16"})]
-    runs[-2]["options"]["lr"] = 2
-    del runs[-2]["accuracy"]
-    ((title, rows),) = compare([parse_run(run) for run in runs]).items()
-    options = "--workers 1 --image-size 40 --amp"
-    assert title == f"{NAME}.py {options}  # H200, 2000 images an epoch"
-    print_table(*make_table(rows))
-    head, *lines, note = capsys.readouterr().out.splitlines()
-    assert head.split()[-5:] == ["runs", "spread", "note", "--backbone", "--lr"]
-    busy = "spread 67%, so the machine was busy"
-    assert note == f"  1: {busy}: repeat {NAME} on 1 x H200"
-    assert [line.split() for line in lines] == [
-        f"{NAME} 1 1 25 25 25.00 80.0 1.00 100% 10.0 s 80.00 % 1.00 GB "
-        "4 67% 1 tinyvgg 1".split(),
-        f"{NAME} 1 1 25 25 50.00 40.0 1.00 100% 10.0 s 90.00 % 1.00 GB "
-        "1 0% vgg16 1".split(),
-        f"{NAME}_multigpu 2 1 25 50 12.50 160.0 2.00 100% 10.0 s 90.00 % 1.00 GB "
-        "1 0% tinyvgg 1".split(),
-        f"{NAME}_multigpu 2 2 25 50 12.50 160.0 2.00 100% 10.0 s 1.00 GB "
-        "1 0% tinyvgg 2".split(),
-        f"{NAME}_multigpu 2 1 25 50 33.33 60.0 1.50 75% 10.0 s 90.00 % 1.00 GB "
-        "1 0% vgg16 1".split(),
-    ]
-
-
-def test_the_plot_has_a_line_per_configuration():
-    """And one for the ideal speed-up."""
-    runs = [result(NAME, 1, 100), result(NAME, 1, 90)]
-    runs += [result(f"{NAME}_multigpu", gpus, 90 * gpus) for gpus in (8, 2, 4, 2)]
-    runs += [result(f"{NAME}_multigpu", 4, 200, nodes=2)]
-    runs += [result("strong_scaling", 2, 150, batch=12)]  # without a baseline
-    (axes,) = plot(compare([parse_run(run) for run in runs])).axes
-    assert [list(line.get_xdata()) for line in axes.lines] == [
-        [1, 2, 4, 8],
-        [1, 4],
-        [1, 8],
-    ]
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert [name.replace("\n", " ") for name in names] == [
-        f"{NAME}_multigpu, batch 25 per GPU: 2.00 on 2, 4.00 on 4, 8.00 on 8",
-        f"{NAME}_multigpu, 2 nodes, batch 25 per GPU: 2.22 on 4",
-        "ideal",
-    ]
-
-
-def hand_in(folder, **people):
-    """Write a results file per person, of runs or text; return the files."""
-    for who, lines in people.items():
-        lines = [n if isinstance(n, str) else json.dumps(n) for n in lines]
-        (folder / who).mkdir(parents=True)
-        (folder / who / "results.jsonl").write_text("\n".join(lines) + "\n")
-    return find_files([folder])
-
-
-def test_runs_of_a_class_are_merged(tmp_path, capsys):
-    """Machines have separate tables. A line from two people is one run."""
-    two = f"{NAME}_multigpu"
-    first = result(NAME, 1, 100, **EPYC)
-    files = hand_in(
-        tmp_path,
-        anna=[first, result(two, 2, 150, **EPYC)],
-        ben=[result(NAME, 1, 90, **EPYC), result(two, 2, 180, **EPYC), first],
-        carl=[result(NAME, 1, 80, **EPYC), result(two, 2, 160, **EPYC)],
-        dora=[result(two, 2, 2000, **EPYC | {"cpu": "AMD Ryzen"})],
-    )
-    (epyc, ours), (ryzen, hers) = compare(read_runs(files)).items()
-    assert "CPU core, 2 x AMD EPYC, 2000" in epyc and "2 x AMD Ryzen" in ryzen
-    assert [(r["speed"], r["runs"], r["owner"]) for r in ours] == [
-        (90, 3, "anna, ben, carl"),
-        (160, 3, "anna, ben, carl"),
-    ]
-    assert [row["speedup"] for row in ours] == [1, pytest.approx(160 / 90)]
-    assert ours[1]["spread"] == pytest.approx(0.2) and not ours[1]["notes"]
-    assert ours[0]["notes"] == [
-        "one line in the files of anna and ben: counted once"
-    ]
-    assert hers[0]["speedup"] is None
-    print_table(*make_table(hers))
-    head, line, note = capsys.readouterr().out.splitlines()
-    assert head.split()[-2:] == ["owner", "note"] and line.split()[-2:] == [
-        "dora",
-        "1",
-    ]
-    assert note.startswith("  1: no speed-up: no run on one GPU of this machine")
-
-
-def test_a_line_for_each_owner(tmp_path, capsys):
-    """Their own runs are compared; a shared line counts for both."""
-    two = f"{NAME}_multigpu"
-    shared = result(NAME, 1, 100)
-    files = hand_in(
-        tmp_path,
-        anna=[shared, result(two, 2, 150), result(two, 4, 200)],
-        ben=[shared, result(two, 2, 180)],
-        carl=[result(NAME, 1, 80)],
-        dora=[result(two, 2, 160)],
-        emil=["not JSON"],
-    )
-    owners = "anna", "ben", "carl", "dora", "emil"
-    lines, notes = make_owner_table(read_runs(files), owners)
-    assert lines[0] == ["owner", "runs", "pairs", "speed-up", "note"]
-    name = f"{two}, batch 25 per GPU"
-    assert lines[1:] == [
-        ["anna", "3", f"2 x H200: {name}\n4 x H200: {name}", "1.50\n2.00", "1"],
-        ["ben", "2", f"2 x H200: {name}", "1.80", "1"],
-        ["carl", "1", "", "", "2"],
-        ["dora", "1", f"2 x H200: {two}, batch 50", "-", "3"],
-        ["emil", "0", "", "", "4"],
-    ]
-    assert notes[0] == "one line in the files of anna and ben: counted once"
-    assert notes[1] == "only baselines" and notes[3] == "no runs"
-    assert notes[2].startswith("no speed-up: no run on one GPU")
-    print_table(lines, notes)
-    out = capsys.readouterr().out.splitlines()
-    assert len(out) == 7 + 4 and out[2].split()[-1] == "2.00"  # anna's second pair
-
-
-def test_patients_and_solutions_are_apart_and_so_are_profiled_runs():
-    patient = result("patient1", 2, 100)
-    runs = [
-        patient,
-        patient | {"script": "solutions/patient1.py"},
-        patient | {"profiled": True},
-    ]
-    rows = rows_of(*runs, patient | {"finished": "2026-11-21T10:30:00+0100"})
-    assert [(r["name"], r["runs"], r["profiled"]) for r in rows] == [
-        ("patient1", 2, False),
-        ("solutions/patient1", 1, False),
-        ("patient1", 1, True),
-    ]
-    shown = [row["differs"]["profiler"] for row in rows]
-    assert shown == ["", "", "line_profiler"]
-
-
-@pytest.mark.parametrize(
-    "files, names",
-    [
-        ("logs/results.jsonl", [""]),
-        ("anna/results.jsonl ben/logs/results.jsonl", ["anna", "ben"]),
-        ("c/anna.jsonl c/ben.jsonl", ["anna", "ben"]),
-    ],
-)
-def test_the_owner_is_the_path(files, names):
-    assert [name_owner(file, files.split()) for file in files.split()] == names
-
-
-def test_lines_that_do_not_count_are_reported(tmp_path, capsys):
-    """Lines that are not runs, and runs with --verbose."""
-    good = result(NAME, 1, 100)
-    bad = ["not JSON", [good], good | {"gpus": 0}, good | {"script": 3}]
-    del (lacking := dict(good))["per_epoch"]
-    chatty = result(NAME, 1, 50, verbose=True)
-    files = hand_in(tmp_path, anna=[good, *bad], ben=[lacking, chatty], carl=[""])
-    assert find_files([*files, tmp_path / "anna"]) == files  # each once
-    assert [run["speed"] for run in read_runs(files)] == [100]
-    first, second, *others = capsys.readouterr().err.splitlines()
-    line = "left out 4 lines, first line 2, JSONDecodeError: "
-    assert first.startswith(f"Warning: {files[0]}: {line}")
-    line = "left out 1 lines, first line 1, KeyError: 'per_epoch'"
-    assert second == f"Warning: {files[1]}: {line}"
-    assert others == [
-        f"Warning: {files[2]} is empty",
-        "Warning: left out 1 runs with --verbose, which prints in each step",
-    ]
-    with raises_user_error("no results in .*; run a script first"):
-        read_runs(files[1:])
-    with raises_user_error("cannot read none.jsonl: No such file"):
-        read_runs(["none.jsonl"])
-
-
-def test_epochs_that_vary_have_a_note():
-    steady = result(NAME, 1, 100, epochs=4, epoch_ends=[5, 6, 7.4, 8.4])
-    busy = steady | {"epoch_ends": [5, 6, 7.6, 8.6, 99]}  # the last is fine-tuning
-    one, other = parse_run(steady), parse_run(busy)
-    assert one["notes"] == []
-    text = (
-        f"epochs of 1.0 to 1.6 s: repeat {NAME} on 1 x H200 while nothing else runs"
-    )
-    assert other["notes"] == [text] and other["epochs"] == 4
-
-
-def test_compare_prints_a_table_and_writes_a_plot(tmp_path):
-    runs = result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 190)
-    file, plot = tmp_path / "results.jsonl", tmp_path / "new/plot.png"
-    file.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    command = [sys.executable, "../tools/compare.py", file, "--plot", plot]
-    done = run(command, REPOSITORY / "exercise8")
-    assert done.returncode == 0 and "1.90" in done.stdout, done.stderr
-    assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
-    done = run([*command, "--html", file], REPOSITORY / "exercise8")
-    fails(done, f"{file} is not a page")
-    assert file.read_text()
-
-
-def test_the_page_of_a_class(tmp_path):
-    """Constant columns are above the table. Names of folders are not HTML."""
-    two, people = f"{NAME}_multigpu", ("anna", "<b>ben")
-    runs = {p: [result(NAME, 1, 100), result(two, 2, 190, lr=0.5)] for p in people}
-    runs[people[1]][0]["finished"] = "2026-11-21T10:30:00+0100"
-    hand_in(tmp_path / "class", **runs)
-    page = tmp_path / "new/class.html"
-    command = [sys.executable, "../tools/compare.py", tmp_path / "class"]
-    command += ["--plot", tmp_path / "plot.png", "--html", page]
-    done = run(command, REPOSITORY / "exercise8")
-    assert done.returncode == 0 and str(page) in done.stdout, done.stderr
-    html = page.read_text("utf-8")
-    first, second = html.split("<h2>")[1:]
-    assert "nodes 1, batch per GPU 25" in first and "<th>per GPU" not in first
-    assert "190.0" in first and "1.90" in first
-    assert second.count("<tbody>") == 2 and "<b>ben" not in html
-    assert "&lt;b&gt;ben" in second and "1.90" in second
-
-
-def mfu(exercise, tmp_path, runs, *options):
-    """Run mfu.py in an exercise; return the words of each line but the header."""
-    file = tmp_path / "results.jsonl"
-    file.write_text("".join(json.dumps(run) + "\n" for run in runs))
-    command = [sys.executable, "../tools/mfu.py", file, *options]
-    done = run(command, REPOSITORY / exercise)
-    assert done.returncode == 0, done.stderr
-    return [line.split() for line in done.stdout.splitlines()[1:]]
-
-
-RESNET = {"arch": "resnet152", "image_size": 224, "backbone": None}
-GPT = {"layers": 12, "width": 768, "heads": 12, "length": 256, "unit": "tokens"}
-
-
-def test_mfu_of_gpus_is_relative_to_their_data_sheet(tmp_path):
-    a100 = {"device": "NVIDIA A100-SXM4-40GB", **RESNET}
-    runs = [
-        result("train_ddp_cifar100", 2, 1000, **a100),
-        result("train_cifar100", 1, 1000, amp=True, **a100),
-        result("train_cifar100", 1, 1000, amp=True, dtype="fp32", **a100),
-        result("mine", 1, 1000, **RESNET),
-    ]
-    two, amp, fp32, other, note = mfu("cifar100_demo", tmp_path, runs)
-    # 68.83 GFLOP an image: see test_parameters_and_flops_match_torchvision
-    assert two[-5:] == ["68.8", "34.4", "float32", "156", "22%"]
-    assert amp[-6:] == ["68.8", "68.8", "16", "bits", "312", "22%"]
-    assert fp32[-3:] == ["float32", "156", "44%"]
-    assert other[-3:] == ["float32", "?", "?"]
-    assert " ".join(note) == "1: no peak for H200: measure it, and add --check FILE"
-
-
-def test_mfu_of_a_cpu_is_relative_to_what_check_measured(tmp_path):
-    cpu = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 1}
-    speed = {"per_epoch": 2000, "seconds_per_epoch": 2000 / 300}
-    runs = [result("ddp", 2, 1, **cpu, **GPT) | speed]
-    runs.append(result("fsdp", 2, 1, bf16=True, **cpu, **GPT) | speed)
-    found = {"device": "AMD EPYC", "float32_tflops": 0.1, "bfloat16_tflops": 0.4}
-    check = tmp_path / "check.json"
-    check.write_text(json.dumps({"processes": [found]}))
-    ddp, bf16 = mfu("dp_ddp_intro", tmp_path, runs, "--check", check)
-    # 6 FLOPs per weight (not of embeddings) and token, and 12 x layers x width x
-    # length for the attention (PaLM's appendix B, https://arxiv.org/abs/2204.02311)
-    weights = 12 * 12 * 768**2 + 768 * 256
-    gflop = (6 * weights + 12 * 12 * 768 * 256) / 1e9
-    assert float(ddp[-5]) == pytest.approx(gflop, rel=1e-2)
-    tflops = 150 * gflop / 1e3
-    assert ddp[-2:] == ["0.1", f"{tflops / 0.1:.0%}"]
-    assert bf16[-2:] == ["0.4", f"{tflops / 0.4:.0%}"]
+def test_tensorflows_scripts_are_left_out():
+    scripts = " ".join(gpu.list_scripts(2, few=False))
+    assert "accumulate.py" in scripts and "tensorflow" not in scripts

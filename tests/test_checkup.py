@@ -1,53 +1,14 @@
-"""The checkup: nothing is said of healthy scripts, and each bug has its own row.
+"""The checkup: nothing is said of a healthy script, and each bug has its own row.
 
-tests/programs/ holds healthy programs in many styles. If the line after a comment
-`# BUG name: replacement` is replaced, the program has a bug that the check finds.
+test_checkup_programs.py tries programs as others write them.
 """
 
-import importlib
 import json
 import re
-import shutil
-import sys
-import sysconfig
 
 import pytest
 import torch
-from conftest import REPOSITORY, copy_exercise, free_port, make_data, run, slow
 from fork_ranks import Run
-from test_readmes import blocks
-
-PROGRAMS = REPOSITORY / "tests/programs"
-IMPATIENT = "local_sgd.py", "sharded.py"
-
-
-def cases(frameworks):
-    """Yield (name, bug, number of a line, what replaces it) for each program."""
-    for file in sorted(PROGRAMS.glob("**/*.py")):
-        name, bugs = str(file.relative_to(PROGRAMS)), []
-        if name.startswith("frameworks") != frameworks or "__init__" in name:
-            continue
-        if file.name != "engine.py":
-            seldom = [pytest.mark.slow] * (name == "spawned.py")
-            title = f"{file.stem}-healthy"
-            yield pytest.param(name, "", 0, "", id=title, marks=seldom)
-        for i, line in enumerate(file.read_text().splitlines(), start=1):
-            mark = re.match(r"( *)# BUG ([\w -]+): (.*)", line)
-            if mark:
-                # One bug of each program is enough for every day.
-                seldom = [pytest.mark.slow] * bool(bugs)
-                bugs.append(f"{file.stem}-{len(bugs) + 1}-{mark[2].split()[0]}")
-                case = name, mark[2], i, mark[1] + mark[3]
-                yield pytest.param(*case, id=bugs[-1], marks=seldom)
-
-
-def write_programs(folder, name, number, replacement):
-    """Copy all programs, with this line of one of them replaced."""
-    shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True)
-    if replacement:
-        lines = (PROGRAMS / name).read_text().splitlines()
-        lines[number] = replacement
-        (folder / name).write_text("\n".join(lines) + "\n")
 
 
 def read_report(folder):
@@ -68,32 +29,6 @@ def checkup(folder, *words, ranks=2, **job):
     job = Run(folder, "", *command, ranks=ranks, **job)
     status = max(job.join())
     return read_report(folder), job.output(0) + job.output(1), status
-
-
-@pytest.mark.parametrize("name, bug, number, replacement", [*cases(False)])
-def test_foreign_programs(name, bug, number, replacement, tmp_path):
-    write_programs(tmp_path, name, number, replacement)
-    words = ["-m", "trainer.main", "lr=0.1"] if "trainer" in name else [name]
-    words = [*["--hang-timeout=2"] * (name in IMPATIENT), *words]
-    job = {"PORT": free_port(), "ranks": 0 if name == "spawned.py" else 2}
-    states, output, status = checkup(tmp_path, *words, **job)
-    assert states and names(states, "error", "warning") == {*bug.split()}, output
-    assert status == ("error" in states.values()), output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name, bug, number, replacement", [*cases(True)])
-def test_frameworks(name, bug, number, replacement, tmp_path):
-    python = REPOSITORY / ".venv-frameworks/bin/python"
-    if not python.exists():
-        pytest.skip("run `make venv-frameworks`")
-    write_programs(tmp_path, name, number, replacement)
-    command = [python, REPOSITORY / "tools/checkup", "-n2", "--json=rows.json", name]
-    env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    done, states = run(command, tmp_path, **env), read_report(tmp_path)
-    bad = names(states, "error", "warning")
-    assert states and bad == {*bug.split()}, done.stdout + done.stderr
-    assert done.returncode == ("error" in states.values())
 
 
 # Plain PyTorch. The cases below change some of its lines.
@@ -401,81 +336,3 @@ def test_a_rank_that_is_killed(tmp_path):
     script = changed(changes)
     states, output, status = check(script, tmp_path)
     assert status == 1 and "Rank 1 was killed: see its error." in output, output
-
-
-@pytest.mark.slow
-def test_the_highest_status_counts(tmp_path):
-    text = (
-        "import os, time\nexit(3) if os.environ['RANK'] == '1' else time.sleep(60)"
-    )
-    (tmp_path / "exits.py").write_text(text)
-    command = [sys.executable, REPOSITORY / "tools/checkup", "-n2", "exits.py"]
-    done = run(command, tmp_path, OMP_NUM_THREADS="1")
-    assert done.returncode == 3, done.stderr  # rank 0, which has no partner, has 1
-
-
-def test_one_line_for_what_cannot_be_run(tmp_path):
-    (tmp_path / "script.py").write_text("print('bye')")
-    for script, line in (
-        ("no.py", "error: no script no.py; give a file's path, or -m MODULE"),
-        ("script.py", "Error: script.py made no process group; start it with -n 2"),
-    ):
-        job = Run(tmp_path, "", "tools/checkup/__main__.py", script)
-        assert job.join() == [2] and line in job.output()
-
-
-def test_it_explains_each_check(tmp_path, monkeypatch):
-    """--explain, and the table of its README."""
-    monkeypatch.syspath_prepend(REPOSITORY / "tools/checkup")
-    checks = importlib.import_module("ddp_checkup.checks").CHECKS
-    readme = (REPOSITORY / "tools/checkup/README.md").read_text()
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| (\w+) \| (.*) \| (.*) \| (.*) \|$", readme, re.M
-    )
-    assert rows == [(c.name, c.level, c.promise, c.seen, c.fix) for c in checks]
-    job = Run(tmp_path, "", "tools/checkup/__main__.py", "--explain", "start")
-    assert job.join() == [0] and f"Fix: {checks[1].fix}" in job.output()
-
-
-@pytest.mark.slow
-def test_a_stranger_installs_it(tmp_path):
-    """The first commands of its README, in an environment that has PyTorch alone."""
-    folder = shutil.copytree(REPOSITORY / "tools/checkup", tmp_path / "checkup")
-    run([sys.executable, "-m", "venv", "--without-pip", "env"], tmp_path)
-    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    (site / "pytorch.pth").write_text(sysconfig.get_path("purelib"))
-    python = tmp_path / "env/bin/python"
-    done = run([python, "-m", "pip", "install", "."], folder)
-    assert done.returncode == 0, done.stderr
-    command = tmp_path / "env/bin/ddp-checkup", "-n", 2, "example.py"
-    done = run(command, folder, OMP_NUM_THREADS="1")
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "example.py:22: epoch 2 has the order of epoch 1" in done.stdout
-    assert "checked, 1 error, 0 warnings" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "script, status",
-    [
-        ("cinic_lab/cinic_ddp.py", 0),
-        slow("dp_ddp_intro/ddp.py", 0),
-        slow("dp_ddp_intro/ddp_unfinished.py", 1),
-        slow("exercise8/solutions/strong_scaling.py", 0),
-    ],
-)
-def test_the_command_of_a_lesson_grades_a_script(script, status, sample, tmp_path):
-    """The solution passes, and the unchanged copy does not."""
-    lesson = script.split("/")[0]
-    exercise = copy_exercise(lesson, tmp_path)
-    if lesson == "exercise8":  # as many photos as its reader has
-        sample = make_data(tmp_path / "data", 1, [lesson])
-    commands = [c for _, block in blocks(f"{lesson}/README.md") for c in block]
-    (command,) = [c for c in commands if "tools/checkup" in c]
-    shutil.copy(tmp_path / script, exercise / re.search(r"my_\w+\.py", command)[0])
-    command = command.replace("sbatch", "bash").replace("$SMALL", "$(cat small.txt)")
-    if lesson == "cinic_lab":  # its sample is a tenth, too
-        command += " --batch-size 24"
-    done = run(["bash", "-c", command], exercise, sample)
-    assert done.returncode == status, done.stdout + done.stderr
-    row = "ok" if status == 0 else "error"
-    assert lesson == "cinic_lab" or re.search(f"{row} +reference ", done.stdout)

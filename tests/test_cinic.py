@@ -13,11 +13,13 @@ import torch.distributed as dist
 from conftest import REPOSITORY, call, copy_exercise, load, raises_user_error, run
 from fork_ranks import Run
 from record_rank import record
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 CPU = torch.device("cpu")
 NAMES = "loss", "acc1", "acc5"
 NUMBERS = [f"{part}/{name}" for part in ("train", "validation") for name in NAMES]
+CURVES = [*NUMBERS, "train/lr"]
 QUICK = ("--epochs", "2", "--batch-size", "24", "--log-interval", "2")
 
 
@@ -36,7 +38,6 @@ def check(output, exercise, processes, steps):
         shown = re.findall(line, output, re.M)
         assert shown == [str(batch) for batch in (*range(2, steps, 2), steps)]
     assert len(re.findall(rf"^ \* Acc@1 {number}  Acc@5", output, re.M)) == 2
-    assert "\r" not in output  # no progress bar where there is no terminal
     (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert (result["gpus"], result["per_epoch"]) == (processes, 100)
     assert result["gradient_bytes"] == 4 * 11_181_642
@@ -57,18 +58,6 @@ def test_a_run(launch, script, processes, exercise, sample):
     done = run(["bash", launch, script, *QUICK], exercise, sample)
     assert done.returncode == 0, done.stderr
     check(done.stdout + done.stderr, exercise, processes, 5 if processes == 1 else 3)
-    scalars = list((exercise / "logs").glob("*/events*"))
-    assert len(scalars) == (script != "cinic.py")
-
-
-def save_nothing(module, rank):
-    module.TrainingState.save = lambda *_: None
-
-
-def test_a_script_without_its_line_that_saves_ends(exercise, sample):
-    script = "cinic_lab/cinic.py"
-    process = Run(exercise, sample, script, "--epochs", 1, patch=save_nothing)
-    assert process.join() == [0] and process.output().count("Epoch 1: ") == 1
 
 
 @pytest.mark.slow
@@ -82,14 +71,12 @@ def test_float16_has_a_scaler(exercise, sample):
 
 
 def test_tensorboard(exercise, sample):
-    from tensorboard.backend.event_processing import event_accumulator
-
     process = Run(exercise, sample, "cinic_lab/cinic_tensorboard.py", *QUICK)
     assert process.join() == [0], process.output()
     check(process.output(), exercise, 1, 5)
     (file,) = (exercise / "logs").glob("*/events*")
-    events = event_accumulator.EventAccumulator(str(file)).Reload()
-    assert sorted(events.Tags()["scalars"]) == sorted([*NUMBERS, "train/lr"])
+    events = EventAccumulator(str(file)).Reload()
+    assert sorted(events.Tags()["scalars"]) == sorted(CURVES)
     for name in NUMBERS:
         steps = [5, 10] if "validation" in name else [2, 4, 5, 7, 9, 10]
         assert [scalar.step for scalar in events.Scalars(name)] == steps
@@ -106,44 +93,17 @@ def test_wandb_offline(exercise, sample, tmp_path):
     assert done.returncode == 0, done.stderr
     check(done.stdout + done.stderr, exercise, 1, 5)
     (file,) = (exercise / "logs").glob("wandb/offline-run-*/run-*.wandb")
-    for name in (*NUMBERS, "train/lr"):
-        assert name.encode() in file.read_bytes()
+    assert all(name.encode() in file.read_bytes() for name in CURVES)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("script, dtype", [("cinic", None), ("cinic_amp", "bf16")])
-def test_no_synchronisation_on_a_gpu(script, dtype, monkeypatch):
-    """From the second epoch on, until its sums are read."""
-    largest_batch, module = (load("cinic_lab", n) for n in ("largest_batch", script))
-    train, to_metrics, epochs = module.train, module.to_metrics, []
-    gpu = torch.get_device_module()
-
-    def strict_train(*args):
-        epochs.append(args)
-        gpu.set_sync_debug_mode("error" if len(epochs) > 1 else "default")
-        train(*args)
-
-    def relaxed_metrics(*args, **options):
-        gpu.set_sync_debug_mode("default")
-        return to_metrics(*args, **options)
-
-    monkeypatch.setattr(module, "train", strict_train)
-    monkeypatch.setattr(module, "to_metrics", relaxed_metrics)
-    dtype = torch.bfloat16 if dtype else None
-    device = torch.accelerator.current_accelerator()
-    largest_batch.train(module, "resnet18", 4, device, dtype)
-    assert len(epochs) == 2
-
-
-def look_for_largest(capacity, most=2**20, error=torch.OutOfMemoryError):
+def look_for_largest(capacity, most=2**20):
     """Return what largest_batch() finds if `capacity` fit, and what it tried."""
     tried = []
 
     def attempt(batch_size):
         tried.append(batch_size)
-        if batch_size > capacity:
-            raise error("full\nat some place")
+        if batch_size > capacity:  # any error may say so
+            raise RuntimeError("full\nat some place")
 
     return load("cinic_lab", "largest_batch").largest_batch(attempt, most), tried
 
@@ -152,15 +112,10 @@ def test_the_largest_batch(capsys):
     for capacity in (1, 2, 3, 4, 37, 100, 127, 128, 1000, 4096):
         found, tried = look_for_largest(capacity)
         assert found <= capacity < max(found + 1, 1.05 * found)
-        assert found in tried or found == capacity == 1  # 1: not even 2
         assert min(tried) == 2 and len(set(tried)) == len(tried)
     assert look_for_largest(1000, 11) == (11, [2, 4, 8, 11])
-    # From the second on, any error may say that it does not fit.
-    found, tried = look_for_largest(20, error=RuntimeError)
-    assert (found, tried) == (20, [2, 4, 8, 16, 32, 24, 20, 22, 21])
+    assert look_for_largest(20) == (20, [2, 4, 8, 16, 32, 24, 20, 22, 21])
     assert capsys.readouterr().out.endswith(f"{21:7} full\n")
-    with pytest.raises(RuntimeError, match="full"):
-        look_for_largest(1, error=RuntimeError)
 
 
 def test_a_batch_is_trained_and_one_that_fails_leaves_no_tensors(monkeypatch):
@@ -195,21 +150,17 @@ def test_a_batch_is_trained_and_one_that_fails_leaves_no_tensors(monkeypatch):
 
 def grade(part, script, exercise, sample):
     """Return the exit status of check_part.py, and what it reports as missing."""
-    command = "cinic_lab/check_part.py", part, script
-    process = Run(exercise, sample, *command)
+    process = Run(exercise, sample, "cinic_lab/check_part.py", part, script)
     (status,) = process.join()
     return status, re.findall("^missing  (.*?):", process.output(), re.M)
-
-
-NUMBERS_MISSING = [*NUMBERS, "train/lr"]
 
 
 @pytest.mark.parametrize(
     "part, missing",
     [
         ("amp", ["training in 16 bits", "validation in 16 bits", "a GradScaler"]),
-        ("tensorboard", [*NUMBERS_MISSING, "a closed file"]),
-        ("wandb", ["the options", *NUMBERS_MISSING, "a finished run"]),
+        ("tensorboard", [*CURVES, "a closed file"]),
+        ("wandb", ["the options", *CURVES, "a finished run"]),
         ("dp", ["training in DataParallel"]),
     ],
 )
@@ -223,7 +174,7 @@ def test_a_part_is_graded(part, missing, exercise, sample):
 
 BLOCK = "enabled=bool(self.dtype))"
 BACKWARD = "state.scaler.scale(loss).backward()"
-BARE = "a checkpoint of the bare model"
+BARE, OUTSIDE = "a checkpoint of the bare model", "backward() outside of autocast"
 WITHIN = "with torch.autocast(loss.device.type)"
 TRAIN = f"{BLOCK} if self.training else torch.no_grad()"
 LOG = "if step % args.log_interval == 0 or step == num_steps:"
@@ -235,12 +186,7 @@ LOG = "if step % args.log_interval == 0 or step == num_steps:"
     [
         ("amp", BLOCK, TRAIN, ["validation in 16 bits"]),
         ("amp", "(x).float()", "(x)", ["the loss in 32 bits"]),
-        (
-            "amp",
-            BACKWARD,
-            f"{WITHIN}: {BACKWARD}",
-            ["backward() outside of autocast"],
-        ),
+        ("amp", BACKWARD, f"{WITHIN}: {BACKWARD}", [OUTSIDE]),
         ("amp", "pick_dtype(device, args.dtype)", "torch.half", ["a GradScaler"]),
         ("tensorboard", "writer.close()", "pass", ["a closed file"]),
         ("tensorboard", "+ step  #", "+ 6 - step % 6  #", ["one growing x axis"]),
@@ -256,23 +202,9 @@ def test_a_mistake_in_a_part_is_named(part, code, wrong, missing, exercise, samp
     assert text.count(code) == 1
     text = text.replace(code, wrong).replace("dtype == torch.float16", "False")
     if wrong == "torch.half":  # slow on CPUs: smaller images
-        text = text.replace("normalise(x,", "normalise(x[..., ::4, ::4],")
+        text = text.replace("normalise(x.", "normalise(x[..., ::4, ::4].")
     (exercise / "mine.py").write_text(text)
     assert grade(part, "mine.py", exercise, sample) == (1, missing)
-
-
-def test_a_batch_for_one_gpu_is_named(monkeypatch, tmp_path):
-    check_part = load("cinic_lab", "check_part")
-    torch.save({"model": {}}, tmp_path / "checkpoint.pth.tar")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(check_part, "batches", [check_part.BATCH])
-    missing = [name for present, name, _ in check_part.check_dp(2) if not present]
-    assert missing == ["a batch for 2 GPUs"]
-
-
-def test_wandb_logs_dicts():
-    with raises_user_error(r"wandb.log\(5\): give it a dict"):
-        load("cinic_lab", "check_part").record_log(5)
 
 
 @pytest.mark.slow
@@ -286,29 +218,18 @@ def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
     assert done.returncode == 0, done.stderr
     cells = json.loads((exercise / "cinic.ipynb").read_text())["cells"]
     output = json.dumps([cell.get("outputs") for cell in cells])
-    for word in ("Acc@5", "image/png"):
-        assert word in output
+    assert "Acc@5" in output and "image/png" in output
     epochs = re.findall(r"Epoch: (\[\d\]\[\d/\d\])", output)
     assert epochs == ["[1][1/1]", "[2][1/1]", "[3][1/1]"]  # one of each cell
     speeds = re.findall(r"(Classifier|DataParallel): \d+\.\d images/s", output)
     assert speeds == ["Classifier", "DataParallel"]  # part 4
 
 
-@pytest.mark.parametrize(
-    "script, options, words",
-    [
-        ("cinic", ["--resume", "none"], "no file 'none'"),
-        ("cinic", ["--resume", ""], "no file '': leave out --resume"),
-        ("largest_batch", [], "no GPU here"),
-        ("check_part", ["amp", "my_amp.py"], "no my_amp.py: copy"),
-    ],
-)
-def test_mistakes(script, options, words, sample, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DATADIR", str(sample))
-    with raises_user_error(words):
-        call(load("cinic_lab", script), *options)
-    assert not (tmp_path / "checkpoint.pth.tar").exists()
+def test_mistakes():
+    with raises_user_error("no GPU here"):
+        call(load("cinic_lab", "largest_batch"))
+    with raises_user_error("no my_amp.py: copy"):
+        call(load("cinic_lab", "check_part"), "amp", "my_amp.py")
 
 
 # SyncBatchNorm: ranks with parts of a batch do what one does with the whole.
@@ -361,9 +282,7 @@ def normalise_parts(module, rank, *, sizes, dtype):
 
 
 @pytest.mark.parametrize(
-    "sizes, dtype",
-    [((1, 2, 7), torch.float32), ((3, 7), torch.bfloat16)],
-    ids=str,
+    "sizes, dtype", [((1, 2, 7), torch.float32), ((3, 7), torch.bfloat16)], ids=str
 )
 def test_parts_of_a_batch_are_normalised_like_the_whole(sizes, dtype, tmp_path):
     patch = partial(normalise_parts, sizes=sizes, dtype=dtype)
@@ -411,14 +330,12 @@ def test_every_batchnorm_is_converted():
     cuda = torch.device("cuda")  # no GPU is needed to name it
     for device, layer in ((cuda, nn.SyncBatchNorm), (CPU, syncbn.SyncBatchNorm2d)):
         model = cinic_ddp.Classifier("resnet18")
-        before = {name: value.clone() for name, value in model.state_dict().items()}
+        before = [*model.state_dict()]
         converted = syncbn.sync_batchnorm(model, device)
         types = [type(module) for module in converted.modules()]
         assert types.count(layer) == 20 and nn.BatchNorm2d not in types
-        after = converted.state_dict()
-        assert [*after] == [*before]  # so any script can resume from the checkpoint
-        assert all(torch.equal(after[name], before[name]) for name in before)
-        assert type(converted) is cinic_ddp.Classifier  # which autocast is set on
+        # So any script can resume from the checkpoint.
+        assert [*converted.state_dict()] == before
 
 
 def test_the_command_in_the_answers_prints_their_flops():

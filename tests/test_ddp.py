@@ -82,7 +82,6 @@ DDP = [
     Case(f"{EIGHT}_multigpu.py", f"{EIGHT}.py"),
     Case(f"{EIGHT}_largedata_multigpu.py", LARGE),
     Case(f"{STRONG}.py", f"{EIGHT}.py", 3, f"--batch-size={BATCH}"),
-    Case(f"{STRONG}_largedata.py", LARGE, 3, f"--batch-size={BATCH}"),
     Case(f"{MNIST}_ddp.py", f"{MNIST}_singlegpu.py"),
     Case(f"{CIFAR}_ddp_cifar100.py", f"{CIFAR}_cifar100.py"),
     Case(f"{CINIC}_ddp.py", AMP, 3, "--dtype=fp32"),

@@ -4,12 +4,7 @@ import sys
 
 import pytest
 import torch
-from conftest import (
-    REPOSITORY,
-    load,
-    raises_user_error,
-    run,
-)
+from conftest import REPOSITORY, load, raises_user_error, run
 from fork_ranks import Run
 from record_rank import record
 
@@ -28,24 +23,6 @@ def test_the_head_is_trained_then_the_last_block_too(
     pairs = zip(seen["start"], seen["weights"], strict=True)
     changed = [not torch.equal(one, other) for one, other in pairs]
     assert changed == [False] * (30 - trained) + [True] * trained
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
-def test_no_synchronisation_on_a_gpu(monkeypatch):
-    module = load("exercise8", "pytorch_dvc_cnn_pretrained")
-    gpu, device = torch.get_device_module(), torch.accelerator.current_accelerator()
-    model = module.Classifier("tinyvgg", "none").to(device)
-    optimizer = torch.optim.RMSprop(model.parameters(), 1e-5)
-    images = torch.zeros(3, 3, 150, 150, dtype=torch.uint8).pin_memory()
-    batches = [(images, torch.ones(3).pin_memory())] * 3
-    monkeypatch.setattr(module, "to_metrics", lambda sums, training: sums)
-    module.train(model, batches, optimizer, device)
-    gpu.set_sync_debug_mode("error")
-    try:
-        module.train(model, batches, optimizer, device)
-    finally:
-        gpu.set_sync_debug_mode("default")
 
 
 def test_vgg16_is_torchvisions(tmp_path, monkeypatch):

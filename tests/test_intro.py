@@ -87,16 +87,6 @@ def test_plain_pytorch_computes_the_same_losses(exercise, tmp_path):
     assert len(losses[0]) == 4 and losses[0] == losses[1], plain.stderr
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.accelerator.device_count() < 2, reason="needs two GPUs")
-def test_data_parallel_splits_a_batch(exercise):
-    command = [sys.executable, "dp.py", *HELLO, "--sequences", 16]
-    done = run(command, exercise, CUDA_VISIBLE_DEVICES="0,1")
-    kind = torch.accelerator.current_accelerator().type
-    for gpu in (0, 1):
-        assert f"Hello from {kind}:{gpu} with input size (8, 16)" in done.stdout
-
-
 def test_the_model(capsys):
     model = load("model")
     with torch.device("meta"):

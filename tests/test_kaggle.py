@@ -1,6 +1,5 @@
 """The notebook for Kaggle and Colab runs, and has the commands of its page."""
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ SHORTER = {
 
 
 def code_cells(file):
-    notebook = nbformat.read(file, as_version=nbformat.NO_CONVERT)
+    notebook = nbformat.read(file, nbformat.NO_CONVERT)
     nbformat.validate(notebook)
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
@@ -34,26 +33,18 @@ def test_it_has_the_commands_of_its_page_and_no_outputs():
 @pytest.mark.slow
 def test_it_runs_on_cpu_cores(tmp_path):
     """As on Kaggle: the notebook's own Python has PyTorch, and there is no .venv."""
-    repository = copy_checkout(tmp_path / "multigpu")
-    (repository / ".venv").unlink()
+    (copy_checkout(tmp_path / "multigpu") / ".venv").unlink()
     text = NOTEBOOK.read_text()
     for long, short in SHORTER.items():
         assert long in text
         text = text.replace(long, short)
     (tmp_path / "kaggle.ipynb").write_text(text)
-    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
+    command = f"{sys.executable} -m nbconvert --execute --inplace kaggle.ipynb"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command += ["--inplace", "kaggle.ipynb"]
-    done = run(command, tmp_path, timeout=600, PATH=path)
+    done = run(command.split(), tmp_path, timeout=600, PATH=path)
     assert done.returncode == 0, done.stderr
     cells = code_cells(tmp_path / "kaggle.ipynb")
     output = ["".join(o.get("text", "") for o in cell.outputs) for cell in cells]
     assert "env: SITE=notebook" in output[1] and output[1].strip().endswith(" 0")
-    assert "test_gpu.py" in output[2] and "install.sh" not in output[2], output[2]
-    lines = (repository / "exercise8/logs/results.jsonl").read_text().splitlines()
-    names = "pytorch_dvc_cnn_pretrained", "pytorch_dvc_cnn_pretrained_multigpu"
-    assert tuple(json.loads(li)["script"] for li in lines) == tuple(
-        f"{name}.py" for name in names
-    )
-    table = output[3].partition("speed-up")[2]
-    assert all(f"{name} " in table for name in names), output[3][-2000:]
+    assert "tests/gpu.py" in output[2] and "install.sh" not in output[2], output[2]
+    assert "pretrained_multigpu " in output[3].partition("speed-up")[2], output[3]

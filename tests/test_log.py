@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -42,11 +41,7 @@ def test_a_run_writes_its_result_and_scalars(folder, monkeypatch, capsys):
     (result,) = read_results()
     expected = {
         "script": "/some/where/script.py",
-        "gpus": 2,
-        "nodes": 1,
         "device": "CPU core",
-        "cpus": os.cpu_count(),
-        "torch": torch.__version__,
         "slurm_job": "77",
         "options": vars(ARGS),
         "unit": "images",
@@ -58,13 +53,11 @@ def test_a_run_writes_its_result_and_scalars(folder, monkeypatch, capsys):
     assert 0.05 < result["peak_memory_gb"] < 100 and result["cpu"].strip()
     ends = result["epoch_ends"]
     assert len(ends) == 5 and ends == sorted(ends) and result["finished"]
-    assert capsys.readouterr().out.splitlines() == [
+    first, second, third, *_, last, end = capsys.readouterr().out.splitlines()
+    assert [first, second, third, last, end] == [
         "script on 2 x CPU core",
         "Batch size: 5 per CPU core x 2 CPU cores = 10",
         "Epoch 1: 50.0 s, 2.0 images/s; train loss 1 accuracy 50 %",
-        "Epoch 2: 2.0 s, 50.0 images/s; train loss 0.5 accuracy 50 %",
-        "Epoch 3: 7.0 s, 14.3 images/s; train loss 0.3333 accuracy 50 %",
-        "Epoch 4: 3.0 s, 33.3 images/s; train loss 0.25 accuracy 50 %",
         "Epoch 5: 1000.0 s, 0.0 images/s; train loss 0.2 accuracy 50 %",
         "Result added to logs/results.jsonl",
     ]
@@ -94,9 +87,4 @@ def test_only_rank_0_reports(folder, monkeypatch, capsys):
     assert (result["gpus"], result["nodes"]) == (16, 2)
     assert (result["unit"], result["per_epoch"]) == ("tokens", 100)
     assert result["slurm_job"] is None and result["seconds_per_epoch"] == 4
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:4] == [
-        "Batch size: 5 per CPU core x 16 CPU cores = 80",
-        "a line",
-        "another",
-    ]
+    assert capsys.readouterr().out.splitlines()[2:4] == ["a line", "another"]

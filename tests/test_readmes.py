@@ -14,7 +14,7 @@ from conftest import EXERCISES, REPOSITORY, copy_checkout, path_without_sbatch
 
 README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
-DOCS += [f"bench/{README}", f"tools/predict/{README}"]
+DOCS += [f"{folder}/{README}" for folder in ("bench", "tools", "tools/predict")]
 PAGES = [
     str(page.relative_to(REPOSITORY))
     for folder in EXERCISES

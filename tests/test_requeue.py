@@ -3,10 +3,8 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from conftest import run as run_command
 from fork_ranks import Run
 from test_checkpoint import SmallRun, same
 from test_checkpoint import load as read
+from test_faults import Job, wait_for_end
 
 sys.path.append(str(REPOSITORY / "tests/slurm"))
 import test_slurm
@@ -24,8 +23,8 @@ from test_slurm import finish, info, processes, sbatch, slurm  # noqa: F401
 
 SCRIPT = "cinic_requeue.py"
 # 100 images, 2 processes: 5 steps of 12 in an epoch, the last smaller.
-OPTIONS = "--epochs", 4, "--log-interval", 1, "--batch-size", 12, "--lr", 0.01
-RESUME = *OPTIONS, "--resume", "checkpoint.pth.tar"
+OPTIONS = ["--epochs=4", "--log-interval=1", "--batch-size=12", "--lr=0.01"]
+RESUME = [*OPTIONS, "--resume", "checkpoint.pth.tar"]
 
 
 def on_slurm(test):
@@ -58,30 +57,17 @@ def request_stop(file, module, rank):
 def test_stopped_after_each_epoch(undisturbed, sample, tmp_path):
     """All ranks exit together if one sees the stop file, but not at the end."""
     exercise, options, printed = copy_exercise("cinic_lab", tmp_path), OPTIONS, ""
+    command = exercise, sample, f"cinic_lab/{SCRIPT}"
     patch = partial(request_stop, tmp_path / "stop")
-    for status, stopped in ((85, 1), (85, 1), (85, 1), (0, 0)):
-        run = Run(
-            exercise, sample, f"cinic_lab/{SCRIPT}", *options, ranks=2, patch=patch
-        )
+    for status in (85, 85, 85, 0):
+        run = Run(*command, *options, ranks=2, patch=patch)
         assert run.join() == [status, status], run.output()
-        assert run.output().count("Stopped after epoch") == stopped
+        assert run.output().count("Stopped after epoch") == (status == 85)
         printed += run.output()
         options = RESUME
     assert same(exercise, undisturbed[0])
     assert epoch_lines(printed) == epoch_lines(undisturbed[1])
     assert len((exercise / "logs/results.jsonl").read_text().splitlines()) == 1
-
-
-def start(command, exercise, sample, **env):
-    """Start a command whose output goes to a file; return both."""
-    out = exercise / "out"
-    env = {**os.environ, "DATADIR": str(sample), **env}
-    with out.open("w") as file:
-        to = {"stdout": file, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(
-            list(map(str, command)), cwd=exercise, env=env, **to
-        )
-    return process, out
 
 
 def await_text(file, text, seconds=120):
@@ -91,42 +77,28 @@ def await_text(file, text, seconds=120):
         time.sleep(0.05)
 
 
-def ranks_in(folder):
-    """Return the processes whose working directory is this folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (process / "cwd").readlink() == folder:
-                found.append(process.name)
-    return found
-
-
 @pytest.mark.slow
 def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
     """The first time, GRACE_SECONDS is shorter than the epoch."""
     exercise = copy_exercise("cinic_lab", tmp_path)
-    command = ["bash", "run-requeue.sh", SCRIPT]
-    process, out = start([*command, *OPTIONS], exercise, sample, GRACE_SECONDS="0.1")
-    await_text(out, "Epoch: [2][1/5]")
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(60) == 85, out.read_text()
-    deadline = time.monotonic() + 60
-    while ranks_in(exercise):
-        assert time.monotonic() < deadline, ranks_in(exercise)
-        time.sleep(0.1)
+    command = "bash", "run-requeue.sh", SCRIPT
+    job = Job([*command, *OPTIONS], exercise, sample, GRACE_SECONDS="0.1")
+    job.wait_for("Epoch: [2][1/5]")
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.process.wait(60) == 85, job.output()
+    wait_for_end(exercise)
     assert read(exercise)["epoch"] == 1
-    process, out = start([*command, *RESUME], exercise, sample)
-    await_text(out, "Epoch: [2][1/5]")
+    job = Job([*command, *RESUME], exercise, sample)
+    job.wait_for("Epoch: [2][1/5]")
     for _ in range(3):
-        process.send_signal(signal.SIGUSR1)
+        job.process.send_signal(signal.SIGUSR1)
         time.sleep(0.1)
-    assert process.wait(60) == 85, out.read_text()
-    printed = out.read_text()
+    assert job.process.wait(60) == 85, job.output()
+    printed = job.output()
     assert "Stopped after epoch 2: use --resume checkpoint.pth.tar\n" in printed
     assert "[1][1/5]" not in printed and "Traceback" not in printed
-    process, out = start([*command, *RESUME], exercise, sample)
-    assert process.wait(120) == 0, out.read_text()
-    assert same(exercise, undisturbed[0])
+    status, output = Job([*command, *RESUME], exercise, sample).end()
+    assert status == 0 and same(exercise, undisturbed[0]), output
 
 
 def test_the_epoch_has_less_time_than_the_job():
@@ -153,11 +125,6 @@ def test_a_requeued_job_takes_its_own_checkpoint(tmp_path, monkeypatch):
     assert requeue.find_checkpoint(folder) is None
 
 
-def scontrol(*words):
-    done = run_command(["scontrol", *words], "/")
-    assert done.returncode == 0, done.stderr
-
-
 def started_again(job, times):
     """Wait until a job is back in the queue, and start it at once."""
     deadline = time.monotonic() + 100
@@ -168,21 +135,22 @@ def started_again(job, times):
         assert time.monotonic() < deadline, processes(job)
         time.sleep(0.2)
     time.sleep(2)
-    scontrol("update", f"jobid={job}", "starttime=now")  # it would wait two minutes
+    now = "scontrol", "update", f"jobid={job}", "starttime=now"
+    assert run_command(now, "/").returncode == 0  # it would wait two minutes
 
 
 @on_slurm
 def test_a_job_is_stopped_in_two_ways(sbatch, undisturbed, tmp_path):  # noqa: F811
     """By a signal, and by scontrol requeue, as after a node failure."""
     exercise = copy_exercise("cinic_lab", tmp_path)
-    job = sbatch(exercise, "run-requeue.sh", SCRIPT, *map(str, OPTIONS))
+    job = sbatch(exercise, "run-requeue.sh", SCRIPT, *OPTIONS)
     out = exercise / f"slurm-{job}.out"
     await_text(out, "Epoch: [1][2/5]")
     run_command(["scancel", "--signal=USR1", "--batch", job], "/")
     await_text(out, "Stopped after epoch 1")
     started_again(job, 1)
     await_text(out, "Epoch: [2][1/5]")
-    scontrol("requeue", str(job))
+    run_command(["scontrol", "requeue", job], "/")
     started_again(job, 2)
     state, output = finish(job, 120)
     assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output
@@ -203,7 +171,7 @@ def test_an_epoch_that_is_too_long_for_the_time_limit(sbatch, sample, tmp_path):
     (exercise / SCRIPT).write_text(slow)
     ask = "--nodes=1", "--gpus-per-node=2", "--time=2", "--signal=B:USR1@60"
     env = {"GRACE_SECONDS": "5", "MAX_REQUEUES": "1"}
-    job = sbatch(exercise, *ask, "run-requeue.sh", SCRIPT, *map(str, OPTIONS), **env)
+    job = sbatch(exercise, *ask, "run-requeue.sh", SCRIPT, *OPTIONS, **env)
     await_text(exercise / f"slurm-{job}.out", "Epoch 1: ")
     run_command(["scancel", "--signal=USR1", "--batch", job], "/")
     started_again(job, 1)

@@ -79,24 +79,6 @@ import torch.distributed as dist
 dist.init_process_group("gloo", timeout=timedelta(seconds=2), rank=0, world_size=1)
 """
 WANDB = "import wandb; wandb.init(project='x')"
-WORKER = """
-import torch
-from torch.utils.data import DataLoader
-images = [torch.zeros(3, 224, 224)] * 32
-for batch in DataLoader(images, batch_size=16, num_workers=WORKERS):
-    pass
-print("all read")
-"""
-CELL = """
-import torch.multiprocessing as mp
-def train(rank): pass
-mp.spawn(train, nprocs=2)
-"""
-
-
-def python(program, *before, **env):
-    done = run([*before, sys.executable, "-c", program], REPOSITORY, **env)
-    return done.returncode, done.stdout + done.stderr
 
 
 def torchrun(folder, *options, module="run"):
@@ -128,17 +110,11 @@ def test_message_of_two_ranks(message, wrong, right, tmp_path):
 
 def test_port_in_use(tmp_path):
     (tmp_path / "train.py").write_text("")
-    with socket.create_server(
-        ("", 0), family=socket.AF_INET6, dualstack_ipv6=True
-    ) as other:
+    with socket.create_server(("", 0)) as other:
         taken = torchrun(tmp_path, f"--master-port={other.getsockname()[1]}")
-        free = [
-            torchrun(tmp_path, "--standalone"),
-            torchrun(tmp_path, f"--master-port={free_port()}"),
-        ]
+        assert torchrun(tmp_path, "--standalone").returncode == 0
     assert taken.returncode and "address already in use" in taken.stderr
     assert "Address already in use" in HEADS
-    assert [done.returncode for done in free] == [0, 0]
 
 
 @pytest.mark.parametrize("lines", PROGRAMS.strip().split("\n\n"))
@@ -167,9 +143,10 @@ def test_message_of_a_program(lines, tmp_path, monkeypatch):
 def test_message_of_a_setting(message, program, wrong, right, tmp_path):
     env = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
     env |= {"HOME": str(tmp_path), "WANDB_DIR": str(tmp_path)}
-    status, output = python(program, **{**env, **wrong})
-    assert status and message in output and message in PAGE
-    assert python(program, **{**env, **right})[0] == 0
+    python = sys.executable, "-c", program
+    done = run(python, tmp_path, **{**env, **wrong})
+    assert done.returncode and message in done.stderr and message in PAGE
+    assert run(python, tmp_path, **{**env, **right}).returncode == 0
 
 
 def test_launcher_of_old_scripts(tmp_path, monkeypatch):
@@ -181,28 +158,3 @@ def test_launcher_of_old_scripts(tmp_path, monkeypatch):
     for message in (banner, "unrecognized arguments: --local-rank=0"):
         assert done.returncode and message in done.stderr
         assert message.lower() in PAGE.lower()
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    done = torchrun(tmp_path, "--standalone", "--nproc-per-node=2")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.skipif(
-    run(["unshare", "-m", "true"], "/").returncode != 0, reason="only root can mount"
-)
-def test_shared_memory_that_is_too_small():
-    mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
-    small = ["unshare", "-m", "bash", "-c", mount, "bash"]
-    message = "unable to allocate shared memory(shm)"
-    status, output = python(WORKER.replace("WORKERS", "1"), *small)
-    assert status and message in output and f"`{message}`" in PAGE
-    status, output = python(WORKER.replace("WORKERS", "0"), *small)
-    assert (status, output) == (0, "all read\n")
-
-
-def test_processes_from_a_notebook():
-    """A cell's functions are in no file, as those of `python -c`."""
-    status, output = python(CELL)
-    message = re.search("Can't get attribute 'train' on <module '__main__'", output)
-    assert status and message
-    head = message[0].replace("<", "").replace("__", r"\_\_")
-    assert head in HEADS

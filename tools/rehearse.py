@@ -23,7 +23,6 @@ REPOSITORY = Path(__file__).absolute().parent.parent
 NAME = f"rehearsal-{os.getpid()}"  # of all jobs
 FENCE = r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$"
 MARKS = "", "takes long", "needs Slurm", "needs a GPU"  # of blocks to submit
-REQUEST = r"--(?:gpus-per-node|gres)[= ](?:\w+:)*(\d+)"
 GPUS = r"gpu[^,(\s]*[:=](\d+)"  # gres:gpu:2, gres/gpu:a100=4, gres:gpu:mi250:8
 ROW = "{:11} {:>6} {:>6} {:>4} {:>7} {:>4}  {}"
 
@@ -45,28 +44,9 @@ def read_lines(readme, small):
 
 def run(command, exercise, env):
     """Run a command in bash; return its status and output."""
-    bash = ["bash", "-c", command]
-    done = subprocess.run(
-        bash, cwd=exercise, env=env, capture_output=True, text=True
-    )
+    options = {"cwd": exercise, "env": env, "capture_output": True, "text": True}
+    done = subprocess.run(["bash", "-c", command], **options)
     return done.returncode, (done.stdout + done.stderr).strip()
-
-
-def requested_gpus(line, exercise):
-    """Return the GPUs per node that a command requests, itself or in its script."""
-    script = exercise / re.search(r"\S+\.sh\b", line)[0]
-    request = re.search(REQUEST, line + script.read_text())
-    return int(request[1]) if request else 0
-
-
-def require_slurm():
-    """Raise UserError if Slurm does not answer."""
-    status, answer = run("timeout 15 sinfo", None, None)
-    if status:
-        reason = (answer.splitlines() or ["no answer within 15 s"])[-1]
-        raise UserError(
-            f"Slurm does not answer ({reason}); run this where `sinfo` works"
-        )
 
 
 def run_job(line, exercise, env):
@@ -111,48 +91,34 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "lesson", metavar="LESSON", help="folder of the lesson, such as exercise8"
-    )
-    parser.add_argument(
-        "--small", action="store_true", help="run with SMALL, as without a GPU"
-    )
-    parser.add_argument(
-        "--max-gpus",
-        type=int,
-        default=64,
-        help="GPUs of a node: jobs that request more are skipped",
-    )
+    parser.add_argument("lesson", metavar="LESSON", help="folder, such as exercise8")
+    parser.add_argument("--small", action="store_true", help="run with SMALL")
     parser.add_argument("--students", type=int, default=1, help="number of students")
     args = parser.parse_args()
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
-    if not (folder / "README.md").exists():
-        raise UserError(f"no README.md in {folder}; give the folder of a lesson")
-    require_slurm()
-    exercise = folder if any(folder.glob("*.sh")) else folder.parent
+    status, answer = run("timeout 15 sinfo", None, None)
+    if status:
+        raise UserError(
+            f"Slurm does not answer ({answer}); run this where `sinfo` works"
+        )
     lines, skipped = read_lines(folder / "README.md", args.small)
-    small = exercise / "small.txt"
+    small = folder / "small.txt"
     small = small.read_text().strip() if args.small and small.exists() else ""
-    jobs = [line for line in lines if "sbatch " in line]
-    large = [job for job in jobs if requested_gpus(job, exercise) > args.max_gpus]
-    lines = [line for line in lines if line not in large]
     env = {**os.environ, "SMALL": small, "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
     print(ROW.format("state", "waited", "took", "GPUs", "GPU min", "exit", "job"))
     try:
         for line in lines:
             if "sbatch " in line:
-                minutes, bad = print_row(line, *run_job(line, exercise, env))
+                minutes, bad = print_row(line, *run_job(line, folder, env))
                 total, failed = total + minutes, failed + bad
             elif line.startswith("cp "):
-                run(
-                    line.replace("cp", "cp -n", 1), exercise, env
-                )  # never over yours
+                run(line.replace("cp", "cp -n", 1), folder, env)  # keeps yours
             elif args.small or not line.startswith("SMALL="):
                 variable = line.partition("=")[0]
-                _, env[variable] = run(f'{line}; echo "${variable}"', exercise, env)
+                _, env[variable] = run(f'{line}; echo "${variable}"', folder, env)
     finally:
-        run(f"scancel --name={NAME}", exercise, env)
-    for line in skipped + large:
+        run(f"scancel --name={NAME}", folder, env)
+    for line in skipped:
         print(f"Skipped: {line}")
     print(f"{args.students} students: {args.students * total:.0f} GPU min")
     print(f"{failed} failed" if failed else "All jobs ran as expected")

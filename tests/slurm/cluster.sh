@@ -23,20 +23,16 @@ fail() {
 }
 
 up() {
-    local command gpu n
-    for command in munged slurmctld slurmd sbatch ip; do
-        command -v $command > /dev/null || fail "no $command: type" \
-            "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2"
-    done
+    local gpu n
+    type munged slurmctld slurmd sbatch ip &> /dev/null || fail "no Slurm: type" \
+        "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2"
     [[ ! -e $folder ]] || fail "$folder is there already: run bash $0 down $folder"
     echo "Starting a cluster on paper: some seconds, half a minute at most"
     mkdir -p "$folder"/{state,log}
     echo "$id" > "$folder/id"
     trap 'status=$?; tail -n 3 "$folder"/log/* >&2; down; exit $status' ERR
     chmod 755 "$folder"
-    for gpu in {0..7}; do
-        mknod "$folder/gpu$gpu" c 1 3 # a /dev/null: Slurm counts the files alone
-    done
+    for gpu in {0..7}; do mknod "$folder/gpu$gpu" c 1 3; done # Slurm only counts these files
     sed 's/^ *//' > "$folder/slurm.conf" << END
         ClusterName=paper
         SlurmctldHost=$(hostname)($address)
@@ -76,13 +72,11 @@ Name=gpu ${GPU_TYPE:+Type=$GPU_TYPE }File=$folder/gpu[0-7]" > "$folder/gres.conf
         echo "10.77.$id.1$n n$n" >> "$folder/hosts"
     done
 
-    ip link add $bridge type bridge
+    ip link add $bridge up type bridge
     ip address add $address/24 dev $bridge
-    ip link set $bridge up
     (umask 077 && head -c 1024 /dev/urandom > "$folder/munge.key")
     munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" \
-        --pid-file="$folder/munged.pid" --seed-file="$folder/munge.seed" \
-        --log-file="$folder/log/munged"
+        --pid-file="$folder/munged.pid" --seed-file="$folder/munge.seed" --log-file="$folder/log/munged"
     export SLURM_CONF=$folder/slurm.conf
     slurmctld
     for n in $nodes; do
@@ -95,11 +89,8 @@ Name=gpu ${GPU_TYPE:+Type=$GPU_TYPE }File=$folder/gpu[0-7]" > "$folder/gres.conf
         ip netns exec $bridge-n$n unshare --uts --mount sh -c \
             'mount --bind "$1/hosts" /etc/hosts && hostname $2 && exec slurmd -N $2' sh "$folder" n$n
     done
-    for n in {1..60}; do
-        [[ $(sinfo --noheader --format=%T 2> /dev/null | sort -u) == idle ]] && break
-        sleep 0.5
-        ((n < 60)) || { echo "the nodes do not come up" >&2; false; }
-    done
+    timeout 30 bash -c \
+        'until [[ $(sinfo --noheader --format=%T 2> /dev/null | sort -u) == idle ]]; do sleep 0.5; done'
     trap - ERR
     echo "The nodes are up. Type this, then sbatch and squeue as on a cluster:"
     echo "    export SLURM_CONF=$SLURM_CONF"

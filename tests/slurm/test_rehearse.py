@@ -8,7 +8,6 @@ import rehearse
 from conftest import EXERCISES, REPOSITORY, fails, run
 from test_readmes import blocks
 
-LESSONS = [f"{folder}/README.md" for folder in EXERCISES]
 # A Slurm that ends each job at once, with this state and this exit status.
 SBATCH = """#!/bin/bash
 [[ $SBATCH_WAIT == 1 && $SBATCH_JOB_NAME == rehearsal-* ]] || exit 9
@@ -19,11 +18,9 @@ exit "${@: -1}"
 """
 SCONTROL = """#!/bin/bash
 read -r state typed < <(sed -n "$4p" jobs)
-start=2026-11-22T00:02:03
-[[ $state != CANCELLED ]] || start=Unknown
-echo "JobId=$4 JobName=a b JobState=$state Reason=Why StartTime=$start" \\
-    "SubmitTime=2026-11-21T23:59:00 EndTime=2026-11-22T01:02:03 NumNodes=2" \\
-    "CPUs/Task=1 StdErr=$PWD/a b.err Power= TresPerNode=gres:gpu:mi250:2"
+echo "JobId=$4 JobName=a b JobState=$state Reason=Why NumNodes=2 CPUs/Task=1" \\
+    "SubmitTime=2026-11-21T23:59:00 StartTime=2026-11-22T00:02:03 Power=" \\
+    "EndTime=2026-11-22T01:02:03 StdErr=$PWD/a b.err TresPerNode=gres:gpu:mi250:2"
 """
 README = """
 ```bash
@@ -40,34 +37,21 @@ sbatch run.sh --resume $FROM \\
     COMPLETED 0
 A=1 sbatch run.sh FAILED 1
 sbatch run.sh FAILED 134  # 15 s, status 134, or 1 by NCCL
-sbatch run.sh TIMEOUT 0
 bash run.sh COMPLETED 0
-sbatch run.sh CANCELLED 0
-```
-
-<!-- needs an account -->
-```bash
-sbatch run.sh wandb.py COMPLETED 0
 ```
 """
 
 
-@pytest.mark.parametrize("file", LESSONS)
-def test_the_jobs_of_a_readme_are_submitted(file):
+@pytest.mark.parametrize("folder", EXERCISES)
+def test_the_jobs_of_a_readme_are_submitted(folder):
+    file = f"{folder}/README.md"
     lines, skipped = rehearse.read_lines(REPOSITORY / file, small=True)
-    typed = [(mark, c) for mark, found in blocks(file) for c in found]
-    typed = [(mark, c) for mark, c in typed if re.search(r"sbatch .*\.sh", c)]
     jobs = [line for line in lines if "sbatch " in line]
-    here = [c for mark, c in typed if mark in (None, "takes long", "needs Slurm")]
-    assert [job.split()[:3] for job in jobs] == [c.split()[:3] for c in here]
-    assert len(here) + len(skipped) == len(typed) and len(here) > 8
+    typed = [c for _, found in blocks(file) for c in found]
+    typed = [c for c in typed if re.search(r"sbatch .*\.sh", c)]
+    assert len(jobs) + len(skipped) == len(typed) and len(jobs) > 8
     known = {line.partition("=")[0] for line in lines if "sbatch " not in line}
-    known.add("SMALL")
-    assert set(re.findall(r"\$(\w+)", " ".join(lines))) <= known
-    if "clinic" not in file:
-        whole, skipped = rehearse.read_lines(REPOSITORY / file, small=False)
-        assert not any(" LARGEST" in line for line in whole)
-        assert len(whole) >= len(lines)
+    assert set(re.findall(r"\$(\w+)", " ".join(lines))) <= {*known, "SMALL"}
 
 
 @pytest.fixture
@@ -78,14 +62,12 @@ def lesson(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    exercise = tmp_path / "lesson"
-    exercise.mkdir()
-    (exercise / "run.sh").touch()
-    (exercise / "one.py").write_text("theirs")
-    (exercise / "small.txt").write_text("--small\n")
-    (exercise / "README.md").write_text(README)
-    (exercise / "a b.err").write_text("first\nError: oh no\nsrun: error: n1\n\n")
-    return [sys.executable, REPOSITORY / "tools/rehearse.py", exercise]
+    (tmp_path / "lesson").mkdir()
+    log = "first\nError: oh no\nsrun: error: n1\n\n"
+    files = {"README.md": README, "one.py": "theirs", "small.txt": "--small\n"}
+    for name, text in (files | {"a b.err": log}).items():
+        (tmp_path / "lesson" / name).write_text(text)
+    return [sys.executable, REPOSITORY / "tools/rehearse.py", tmp_path / "lesson"]
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -95,7 +77,6 @@ def test_the_table_has_a_row_per_job(lesson, small):
         script.write_text("mine")
     done = run([*lesson, "--students", "20", *["--small"] * small], "/")
     assert done.returncode == 1 and done.stderr == "", done.stderr
-    more = "--small --more" if small else "--more"
     whole = "183 s 3600 s 4 240.00"  # an hour of two nodes
     see = f"see {lesson[-1]}/a b.err: Error: oh no"
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
@@ -107,35 +88,17 @@ def test_the_table_has_a_row_per_job(lesson, small):
         f"failed {whole} 1 A=1 run.sh FAILED 1",
         see,
         f"expected {whole} 134 run.sh FAILED 134",
-        f"timeout {whole} 0 run.sh TIMEOUT 0",
-        see,
-        "cancelled 0 s 0 s 4 0.00 0 run.sh CANCELLED 0",
-        see,
-        "Skipped: sbatch run.sh wandb.py COMPLETED 0",
-        "20 students: 24000 GPU min",
-        "4 failed",
+        "20 students: 19200 GPU min",
+        "2 failed",
     ]
     typed = (lesson[-1] / "jobs").read_text().splitlines()
-    assert typed[0].split()[1:-2] == ["run.sh", *more.split()]
+    assert typed[0].split()[1:-2] == ["run.sh", *["--small"] * small, "--more"]
     assert "--resume 1 " in typed[1]  # as it was when this line came
     assert script.read_text() == ("theirs" if small else "mine")
 
 
-def test_jobs_with_more_gpus_than_a_node_are_skipped(lesson):
-    exercise = lesson[-1]
-    (exercise / "run-8gpus.sh").write_text("#SBATCH --gpus-per-node=8\n")
-    jobs = ["run-8gpus.sh", "--gres=gpu:a100:8 run.sh"]
-    jobs.append("--gpus-per-node=4 run-8gpus.sh")
-    typed = "\n".join(f"sbatch {job} COMPLETED 0" for job in jobs)
-    (exercise / "README.md").write_text(f"```bash\n{typed}\n```")
-    done = run([*lesson, "--max-gpus", "4"], "/")
-    assert done.returncode == 0, done.stderr
-    assert re.findall("Skipped: sbatch (.*) COMPLETED", done.stdout) == jobs[:2]
-    assert (exercise / "jobs").read_text().count("\n") == 1
-
-
 def test_no_answer_from_slurm_is_a_user_error(lesson, tmp_path):
-    fault = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    fault = "echo 'Unable to contact slurm' >&2; exit 1"
     (tmp_path / "sinfo").write_text(f"#!/bin/bash\n{fault}\n")
     done = run(lesson, "/")
     fails(done, "Slurm does not answer (Unable", "run this where `sinfo` works")

@@ -13,15 +13,12 @@ from pathlib import Path
 
 import pytest
 from conftest import QUICK, REPOSITORY, copy_exercise, run
-from test_common import RUN_SCRIPTS, WORDS, shows
+from test_run_scripts import RUN_SCRIPTS, WORDS, shows
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip")
+NO_SLURM = "no Slurm: docs/CLUSTER.md says how to install it"
 pytestmark = [
-    pytest.mark.skipif(
-        not all(map(shutil.which, PROGRAMS)),
-        reason="no Slurm: type "
-        "sudo apt-get install slurm-wlm slurmd slurmctld munge iproute2",
-    ),
+    pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=NO_SLURM),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Slurm"),
     pytest.mark.cluster,
 ]
@@ -37,19 +34,6 @@ MISTAKE = """
 from common.errors import UserError, run
 def main():
     raise UserError("a mistake: type this")
-run(main)
-"""
-FAILS = """
-import torch, torch.distributed as dist
-from common.errors import run
-
-def main():
-    dist.init_process_group()
-    dist.all_reduce(torch.ones(1, device="cpu"))
-    if dist.get_rank() == dist.get_world_size() - 1:
-        raise ValueError("this is it")
-    dist.all_reduce(torch.ones(1, device="cpu"))
-
 run(main)
 """
 
@@ -123,8 +107,7 @@ def test_each_run_script_starts_the_right_processes(sbatch, tmp_path):
         folder = tmp_path / f"{script.parent.name}-{script.stem}"
         folder.mkdir()
         exercise = shows(script.parent.name, folder)
-        words = [script.name, *WORDS]
-        jobs[script] = sbatch(exercise, *words, SITE="own", GPUS="7")
+        jobs[script] = sbatch(exercise, script.name, *WORDS, SITE="own", GPUS="7")
     for script, job in jobs.items():
         output = ends_as(job, "COMPLETED", 0)
         calls = [json.loads(li)[0] for li in output.splitlines() if li[0] == "["]
@@ -137,14 +120,6 @@ def test_each_run_script_starts_the_right_processes(sbatch, tmp_path):
             assert f"--nproc-per-node={gpus}" in launches[0]
         if nodes == 2 and "tensorflow" not in script.name:
             assert "--nnodes=2" in launches[0] and launches[0] == launches[1]
-
-
-def test_a_script_trains_on_two_nodes(sbatch, exercise):
-    command = ["run-2nodes.sh", f"{NAME}_multigpu.py", *QUICK]
-    output = ends_as(sbatch(exercise, *command), "COMPLETED", 0)
-    assert "rror" not in output and "Warning" not in output, output
-    (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
-    assert (result["gpus"], result["nodes"]) == (4, 2)
 
 
 def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, exercise):
@@ -160,11 +135,11 @@ def test_processes_are_on_their_nodes_and_jobs_do_not_collide(sbatch, exercise):
     ):
         jobs.append((nodes, sbatch(exercise, *command, "who.py")))
     for nodes, job in jobs:
-        lines = ends_as(job, "COMPLETED", 0).splitlines()
-        assert sorted(lines) == [
-            f"n{rank // 2 + 1} {rank} {rank % 2} {2 * nodes}"
-            for rank in range(2 * nodes)
+        lines, size = ends_as(job, "COMPLETED", 0).splitlines(), 2 * nodes
+        ranks = [
+            f"n{rank // 2 + 1} {rank} {rank % 2} {size}" for rank in range(size)
         ]
+        assert sorted(lines) == ranks
 
 
 def test_torchrun_of_other_peoples_scripts(sbatch, exercise):
@@ -172,8 +147,7 @@ def test_torchrun_of_other_peoples_scripts(sbatch, exercise):
     text = (REPOSITORY / "docs/TROUBLESHOOTING.md").read_text()
     lines = re.search(r"```bash\n(export HOST=.*?)```", text, re.S)[1]
     (exercise / "train.py").write_text(WHO)
-    options = "--nodes=2", "--gpus-per-node=2"
-    header = "".join(f"#SBATCH {option}\n" for option in options)
+    header = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=2\n"
     (exercise / "job.sh").write_text(f"#!/bin/bash\n{header}{lines}")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # has torchrun
     found = ends_as(sbatch(exercise, "job.sh", PATH=path), "COMPLETED", 0)
@@ -188,8 +162,9 @@ def test_a_run_script_works_within_a_step(slurm, exercise, monkeypatch):
     options = "--quiet --nodes=1 --ntasks=1 --gpus-per-node=2 --cpus-per-task=2"
     command = ["bash", "run-2nodes.sh", "who.py"]
     done = run(["srun", *options.split(), *command], exercise, timeout=60)
-    _, *lines = done.stdout.splitlines()
-    assert sorted(lines) == ["n1 0 0 2", "n1 1 1 2"], done.stderr
+    assert sorted(done.stdout.splitlines()[1:]) == ["n1 0 0 2", "n1 1 1 2"], (
+        done.stderr
+    )
 
 
 def test_a_run_script_works_in_an_interactive_job(slurm, tmp_path, monkeypatch):
@@ -215,16 +190,6 @@ def test_the_nodes_wait_for_a_late_first_one(sbatch, exercise, tmp_path):
     assert state["JobState"] == "COMPLETED", output
     assert re.search(r"^Nodes: n\[1-2\], which meet at n1:\d+$", output, re.M)
     assert output.count("\n") == 5
-
-
-def test_an_error_of_one_rank_is_shown_once(sbatch, exercise):
-    (exercise / "fails.py").write_text(FAILS)
-    output = ends_as(sbatch(exercise, "run-2nodes.sh", "fails.py"), "FAILED", 1)
-    errors = re.findall(r"^\[rank\d\]: (\w+Error:.*)", output, re.M)
-    assert errors.count("ValueError: this is it") == 1
-    # Ranks that waited for it may say so before they are ended.
-    assert all("closed by peer" in error for error in errors[1:]), output
-    assert "torch/distributed/run" not in output
 
 
 def test_a_user_error_prints_one_line(sbatch, exercise):
@@ -260,9 +225,8 @@ def node_names(slurm):
 @pytest.mark.parametrize("script", ["check.py", "cinic_ddp.py"])
 def test_the_commands_for_two_machines_work(script, slurm, sample, tmp_path):
     """The commands of docs/TWO_MACHINES.md, without Slurm: check and training."""
-    text = (
-        (REPOSITORY / "docs/TWO_MACHINES.md").read_text().split("## The commands")[1]
-    )
+    text = (REPOSITORY / "docs/TWO_MACHINES.md").read_text()
+    text = text.split("## The commands")[1]
     setup, *commands = re.findall("```bash\n(.*?)```", text, re.S)
     (command,) = [command for command in commands if script in command]
     exercise = copy_exercise("cinic_lab", tmp_path)
@@ -270,28 +234,20 @@ def test_the_commands_for_two_machines_work(script, slurm, sample, tmp_path):
     env = {**os.environ, "DATADIR": str(sample)}
     launchers = []
     for node, name in enumerate(node_names(slurm)):
-        typed = (
-            f"source common/env.sh\n{setup}\nHOST=n1 NODE={node}\n{command.rstrip()}"
-        )
-        if script == "cinic_ddp.py":
-            typed += " --epochs 1"
+        typed = f"source common/env.sh\n{setup}\nHOST=n1 NODE={node}\n{command}"
+        typed = typed.rstrip() + " --epochs 1" * (script == "cinic_ddp.py")
         enter = ["ip", "netns", "exec", name, "unshare", "--uts", "--mount"]
         enter += ["sh", "-c", machine, "-", slurm.parent / "hosts", name[-2:]]
-        streams = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-        }
-        launch = [*enter, "bash", "-c", typed]
-        launchers.append(subprocess.Popen(launch, cwd=exercise, env=env, **streams))
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        launch, options = [*enter, "bash", "-c", typed], streams | {"text": True}
+        launchers.append(subprocess.Popen(launch, cwd=exercise, env=env, **options))
     outputs = [launcher.communicate(timeout=180)[0] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
     assert not outputs[1]
     if script == "check.py":
         assert outputs[0].splitlines()[-1] == "All is well."
     else:
-        (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
-        assert result["gpus"] == 2
+        assert '"gpus": 2' in (exercise / "logs/results.jsonl").read_text()
 
 
 @pytest.fixture
@@ -310,12 +266,8 @@ def slow_link(slurm):
     shape("delete", *where)
 
 
-@pytest.fixture
-def lab(tmp_path):
-    return copy_exercise("cinic_lab", tmp_path)
-
-
-def test_the_check_measures_the_link(sbatch, lab, slow_link):
+def test_the_check_measures_the_link(sbatch, tmp_path, slow_link):
+    lab = copy_exercise("cinic_lab", tmp_path)
     job = sbatch(lab, "run-2nodes.sh", "../tools/check.py")
     output = ends_as(job, "COMPLETED", 0)
     assert output.splitlines()[-1] == "All is well."
@@ -361,9 +313,8 @@ def test_a_rehearsal_runs_all_jobs(rehearsal, exercise):
     states = ["completed", "completed", "refused", "completed", "failed", "expected"]
     assert [row[0] for row in rows] == states, done.stdout
     assert [row[5] for row in rows[:3]] == ["1", "4", "0"]  # GPUs of all nodes
-    shown = [
-        file.read_text().splitlines()[-1] for file in exercise.glob("slurm-*.out")
-    ]
+    files = exercise.glob("slurm-*.out")
+    shown = [file.read_text().splitlines()[-1] for file in files]
     assert "['--resume', '2']" in shown and "[]" in shown  # --verbose is for --small
     assert "Requested node configuration is not available" in done.stdout
     assert re.search("^    see .*Error: a mistake: type this$", done.stdout, re.M)

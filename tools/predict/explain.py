@@ -3,15 +3,8 @@
 from fractions import Fraction
 from math import ceil
 
-from step_model import (
-    BACKWARD,
-    BUCKET_CAP,
-    TREE_EFFICIENCY,
-    all_reduce_parts,
-    all_reduce_seconds,
-    predict_step,
-    slowest_link,
-)
+from links import TREE_EFFICIENCY, all_reduce_parts, all_reduce_seconds, slowest_link
+from step_model import BACKWARD, BUCKET_CAP, predict_step
 
 
 def explain_step(n, workload, links, site):
@@ -25,8 +18,6 @@ def explain_step(n, workload, links, site):
     text = f"compute: {images} x {workload.sample_seconds * 1e3:.4g} ms"
     if workload.fixed_seconds:
         text += f" + {workload.fixed_seconds * 1e3:.4g} ms"
-    if workload.accumulate > 1:
-        text = f"{text}, {workload.accumulate} times"
     lines.append(f"{text} = {step.compute * 1e3:.1f} ms")
     lines.append(f"sync overhead: {step.sync_overhead * 1e3:.1f} ms")
     if n > 1:
@@ -36,7 +27,6 @@ def explain_step(n, workload, links, site):
     terms = [step.compute, step.sync_overhead, step.network, step.loading]
     terms = " + ".join(f"{1e3 * seconds:.1f}" for seconds in terms if seconds)
     lines.append(f"step: {terms} = {step.seconds * 1e3:.1f} ms")
-    images *= workload.accumulate
     speed = f"{n * images / step.seconds:,.0f} a second"
     lines.append(f"speed: {n} x {images} / {step.seconds:.4g} s = {speed}")
     return lines

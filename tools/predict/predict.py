@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 from explain import explain_step
+from links import load_json, load_site, make_links
 from step_model import (
     SYNC_OVERHEAD,
     Step,
@@ -31,9 +32,6 @@ from step_model import (
     best_and_worst,
     fit_compute,
     fit_sync_overhead,
-    load_json,
-    load_site,
-    make_links,
     predict_step,
 )
 from torch.utils.flop_counter import FlopCounterMode
@@ -65,23 +63,18 @@ class Row(NamedTuple):
     best: Step
     worst: Step
 
-    @property
-    def speed(self):
-        return self.batch / self.step.seconds
-
 
 def predict_rows(workload, links, images, max_gpus, global_batch=None):
     """Return a Row for each power of two up to max_gpus, and for max_gpus.
 
-    images: per epoch; global_batch: the fixed batch of all GPUs together, or None
-    for a fixed batch per GPU.
+    images: per epoch; global_batch: the batch of all GPUs together, if it is fixed.
     """
     rows = []
     powers = [2**i for i in range(max_gpus.bit_length()) if 2**i < max_gpus]
     for n in [*powers, max_gpus]:
         if global_batch:
             workload = replace(workload, batch=ceil(global_batch / n))
-        batch = (global_batch or n * workload.batch) * workload.accumulate
+        batch = global_batch or n * workload.batch
         if batch > images or (global_batch and n > global_batch):
             break  # less than one step per epoch, or less than one image per GPU
         step = predict_step(n, workload, links)
@@ -95,10 +88,7 @@ def predict_rows(workload, links, images, max_gpus, global_batch=None):
 
 
 def print_table(rows, unit, watts, on_gpus):
-    """Print the rows.
-
-    watts: per GPU, or None; on_gpus: False for CPU cores, which have no GPU hours.
-    """
+    """Print the rows. watts: per GPU, or None; CPU cores have no GPU hours."""
     header = f"GPUs nodes    batch step,ms         from-to {unit + '/s':>11} "
     header += "efficiency   epoch,s"
     if on_gpus:
@@ -107,9 +97,10 @@ def print_table(rows, unit, watts, on_gpus):
     for row in rows:
         step = row.step.seconds * 1e3
         best, worst = row.best.seconds * 1e3, row.worst.seconds * 1e3
-        efficiency = row.speed / row.gpus / rows[0].speed
+        speed = row.batch / row.step.seconds
+        efficiency = speed / row.gpus / (rows[0].batch / rows[0].step.seconds)
         line = f"{row.gpus:4} {row.nodes:5} {row.batch:8} {step:7.4g} "
-        line += f"{f'{best:.4g}-{worst:.4g}':>15} {row.speed:11,.0f} "
+        line += f"{f'{best:.4g}-{worst:.4g}':>15} {speed:11,.0f} "
         line += f"{efficiency:10.0%} {row.epoch_seconds:9.4g}"
         if on_gpus:
             gpu_hours = row.gpus * row.epoch_seconds / 3600
@@ -132,7 +123,7 @@ def format_verdict(rows, workload, max_gpus):
         text += f": {after.gpus} are {gain:.2f} times as fast"
     elif last.gpus < max_gpus:
         text += ": more GPUs would have no images"
-    step, fixed_seconds = after.step, workload.fixed_seconds * workload.accumulate
+    step, fixed_seconds = after.step, workload.fixed_seconds
     return (
         f"{text}.\nA step on {after.gpus}, in ms: compute {step.compute * 1e3:.2f} "
         f"({fixed_seconds * 1e3:.2f} of it fixed), sync overhead "
@@ -165,9 +156,7 @@ def measured_workload(files, images, links):
         if two and run["base"] and run["base"]["batch"] == run["batch_per_gpu"]:
             base, on_two = run["base"], run
     if not base.get("gradient_bytes"):
-        raise UserError(
-            "no gradient_bytes in these runs; run a PyTorch script again"
-        )
+        raise UserError("no gradient_bytes in these runs; run a DDP script's pair")
     if base["options"].get("steps") and not images:
         raise UserError("these runs had --steps; add --images, those of an epoch")
     batch, seconds = base["batch"], {}
@@ -205,84 +194,32 @@ def parse_options():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "files", nargs="*", metavar="RESULTS.jsonl", help="runs (default: none)"
-    )
-    parser.add_argument(
-        "--check",
-        nargs="+",
-        default=[],
-        metavar="JSON",
-        help="output files of check.py (default: none)",
-    )
-    parser.add_argument("--site", help="name or file of a site (default: none)")
-    parser.add_argument(
-        "--model", help="torchvision model, without runs (default: none)"
-    )
-    parser.add_argument(
-        "--speed", type=float, help="images/s of one GPU (default: none)"
-    )
-    parser.add_argument(
-        "--gradient-mb", type=float, help="MB of gradients (default: none)"
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=32, help="images per GPU, without runs"
-    )
-    parser.add_argument(
-        "--amp", action="store_true", help="16-bit speed, for --model"
-    )
-    parser.add_argument(
-        "--images", type=int, help="images per epoch (default: as measured)"
-    )
-    parser.add_argument(
-        "--global-batch-size",
-        type=int,
-        help="global batch for strong scaling (default: that of one GPU)",
-    )
-    parser.add_argument(
-        "--accumulate", type=int, default=1, help="batches per all-reduce"
-    )
-    parser.add_argument(
-        "--loader-rate",
-        type=int,
-        help="images/s of a GPU's loader (default: unlimited)",
-    )
-    parser.add_argument(
-        "--storage-rate",
-        type=int,
-        help="images/s of the shared storage (default: unlimited)",
-    )
-    parser.add_argument(
-        "--gpus", type=int, default=1024, help="largest number of GPUs"
-    )
-    parser.add_argument(
-        "--explain",
-        type=int,
-        metavar="GPUS",
-        help="GPUs for which to print the arithmetic (default: none)",
-    )
+    parser.add_argument("files", nargs="*", metavar="RESULTS.jsonl", help="runs")
+    parser.add_argument("--check", nargs="+", default=[], help="files of check.py")
+    parser.add_argument("--site", help="name or file of a site")
+    parser.add_argument("--model", help="torchvision model, without runs")
+    parser.add_argument("--speed", type=float, help="images/s, without runs")
+    parser.add_argument("--gradient-mb", type=float, help="MB, without runs")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
+    parser.add_argument("--amp", action="store_true", help="16 bits, for --model")
+    parser.add_argument("--images", type=int, help="images per epoch")
+    parser.add_argument("--global-batch-size", type=int, help="for strong scaling")
+    parser.add_argument("--loader-rate", type=int, help="images/s of a GPU's loader")
+    parser.add_argument("--gpus", type=int, default=1024, help="most GPUs")
+    parser.add_argument("--explain", type=int, metavar="GPUS", help="arithmetic")
     args = parser.parse_args()
     if not args.site and not args.check:
         raise UserError("no network; add --check FILE or --site NAME")
     if args.files or (args.speed and args.gradient_mb) or (args.model and args.site):
         return args
-    text = "RESULTS.jsonl, --model, or --speed and --gradient-mb"
-    raise UserError(f"no runs; add {text}")
+    raise UserError("no runs; add a file, --model, or --speed and --gradient-mb")
 
 
 def main():
     args = parse_options()
     site = load_site(args.site) if args.site else {}
     checks = [load_json(file, "all_reduce") for file in args.check]
-    try:
-        links = make_links(site, checks)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        files = " ".join(filter(None, [args.site, *args.check]))
-        text = (
-            f"{files}: not a site or an output of check.py ({error!r}); "
-            "choose other files"
-        )
-        raise UserError(text) from None
+    links = make_links(site, checks)
     max_gpus = args.gpus
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
         print("No links between nodes are known; add a --check of two nodes\n")
@@ -295,13 +232,11 @@ def main():
         workload = Workload(args.batch_size, args.gradient_mb * 1e6, 1 / args.speed)
     else:
         if "resnet50" not in site:
-            text = "add --speed and --gradient-mb instead of --model"
-            raise UserError(f"no speed of ResNet-50 in the site {args.site}; {text}")
+            text = "no speed of ResNet-50 in this site"
+            raise UserError(f"{text}; add --speed and --gradient-mb, not --model")
         precision = "fp16" if args.amp else "fp32"
         workload = model_workload(args.model, args.batch_size, site, precision)
-    workload.accumulate = args.accumulate
     workload.loader_rate = args.loader_rate or inf
-    workload.storage_rate = args.storage_rate or inf
     global_batch = args.global_batch_size or workload.batch
     tables = {
         f"Weak scaling, {workload.batch} per GPU: more GPUs, a larger batch": None,
@@ -324,16 +259,12 @@ def main():
         gpus = min(args.explain, max_gpus)
         print(*explain_step(gpus, workload, links, site), sep="\n", end="\n\n")
     if len(runs) < 2:
-        print(
-            f"This assumes a sync overhead of {SYNC_OVERHEAD:.0%} of the compute. "
-            "Measure it\nby a run of the DDP script on two GPUs of a node."
-        )
+        print(f"This assumes a sync overhead of {SYNC_OVERHEAD:.0%} of the compute.")
+        print("Measure it by a run of the DDP script on two GPUs of a node.")
     if not args.loader_rate:
         rate = workload.batch / workload.batch_seconds
-        print(
-            f"This assumes that each process loads {rate:,.0f} {unit}/s. Measure it "
-            "and add\n--loader-rate: README.md, The loader."
-        )
+        print(f"This assumes that each process loads {rate:,.0f} {unit}/s.")
+        print("Measure it and add --loader-rate: README.md, The loader.")
 
 
 if __name__ == "__main__":

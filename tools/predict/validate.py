@@ -1,8 +1,7 @@
 """Errors of predict.py's model, compared with measured runs.
 
     python validate.py
-    python validate.py --off 20        also prints rows that are off by more than 20
-    %
+    python validate.py --off 20        also prints the rows with larger errors
 
 published.json has the runs of others, network.json ours over slow networks. The
 error is that of the speed: predicted / measured - 1.
@@ -21,13 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from links import load_json, make_links
 from step_model import (
     Workload,
     best_and_worst,
     fit_compute,
     fit_sync_overhead,
-    load_json,
-    make_links,
     predict_step,
 )
 
@@ -62,9 +60,8 @@ def predict_published(data, runs="runs"):
         machine = data["machines"][run["machine"]]
         links = make_links(machine)
         speeds = {int(n): speed for n, speed in run["speed"].items()}
-        workload = Workload(
-            run["batch_per_gpu"], run["gradient_bytes"], 1 / speeds[1]
-        )
+        batch, gradient_bytes = run["batch_per_gpu"], run["gradient_bytes"]
+        workload = Workload(batch, gradient_bytes, 1 / speeds[1])
         workload.overlap = run["overlap"]
         chose, fitted = run.get("chose", {}), None
         for n in sorted({*speeds} - {1}):
@@ -87,9 +84,8 @@ def predict_published(data, runs="runs"):
             row["best"] = to_speed(n, workload, best)
             row["worst"] = to_speed(n, workload, worst)
             if fitted is not None and n > 2:
-                step = predict_step(
-                    n, replace(workload, sync_overhead=fitted), links
-                )
+                workload_2 = replace(workload, sync_overhead=fitted)
+                step = predict_step(n, workload_2, links)
                 row["from 1, 2"] = to_speed(n, workload, step)
                 row["as on 2"] = n / 2 * speeds[2]
             yield row
@@ -114,11 +110,12 @@ def predict_slow_networks(data):
             workload = replace(workload, batch=batch, sync_overhead=overhead)
         links = make_links(None, [data["networks"][run["network"]]])
         step = predict_step(run["n"], workload, links)
-        row = {"name": f"{kind} {run['model']}", "n": run["n"]}
-        row |= {
+        row = {
+            "name": f"{kind} {run['model']}",
+            "n": run["n"],
             "what": run["network"],
-            "measured": run["n"] * batch / run["seconds"],
         }
+        row["measured"] = run["n"] * batch / run["seconds"]
         yield row | {"from 1, 2": to_speed(run["n"], workload, step)}
 
 
@@ -156,10 +153,7 @@ def print_errors(rows, off):
 
 
 def print_classes(rows):
-    """Print the errors from one GPU, and the figures in range, by class of machine.
-
-    Several nodes have other machines' classes.
-    """
+    """Print the errors from one GPU, and figures in range, by class of machine."""
     classes = {}
     for row in rows:
         classes.setdefault(row["class"], []).append(row)
@@ -175,12 +169,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--off",
-        type=int,
-        metavar="PERCENT",
-        help="print the rows with a larger error (default: none)",
-    )
+    parser.add_argument("--off", type=int, help="rows to print: off by more percent")
     off = parser.parse_args().off
     published = load_json(HERE / "published.json")
     rows = [*predict_published(published)]

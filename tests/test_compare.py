@@ -1,0 +1,324 @@
+"""compare.py with results.py and html_page.py, and mfu.py."""
+
+import json
+import re
+import sys
+
+import pytest
+from compare import compare, make_owner_table, make_table, plot, print_table
+from conftest import REPOSITORY, fails, raises_user_error, run
+from results import find_files, name_owner, parse_run, read_runs
+
+NAME = "pytorch_dvc_cnn_pretrained"
+EPYC = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 2}
+
+
+def result(script, gpus, speed, batch=25, **fields):
+    """Return a run as RunLog writes it; unknown fields are options."""
+    options = {
+        "epochs": 10,
+        "batch_size": batch,
+        "backbone": "tinyvgg",
+        "workers": 1,
+    }
+    run = {
+        "script": script,
+        "gpus": gpus,
+        "nodes": 1,
+        "device": "H200",
+        "cpu": "Xeon",
+    }
+    run |= {"cpus": 64, "unit": "images", "per_epoch": 2000, "torch": "2.15.0"}
+    run["seconds_per_epoch"] = fields.get("per_epoch", 2000) / speed
+    run["epoch_ends"] = [1.0] * fields.get("epochs", 10)
+    run |= {"training_seconds": 10, "accuracy": 90.0, "peak_memory_gb": 2.0}
+    run |= {"finished": "2026-11-21T09:30:00+0100", "slurm_job": None}
+    run |= {"gradient_bytes": None, "profiled": False}
+    for name, value in fields.items():
+        where = run if name in {*run, "tensorflow"} else options
+        where[name] = value
+    return run | {"options": options}
+
+
+def rows_of(*runs):
+    """Return the rows of all titles."""
+    return [row for rows in compare(map(parse_run, runs)).values() for row in rows]
+
+
+def speedups(*runs):
+    return [(row["script"], row["gpus"], row["speedup"]) for row in rows_of(*runs)]
+
+
+def test_each_run_is_compared_with_its_counterpart_on_one_gpu():
+    small = [
+        result(f"{NAME}_multigpu", 8, 700),
+        result(f"{NAME}_multigpu", 2, 180),
+        result(NAME, 1, 90, batch=24),
+        result(NAME, 1, 100),
+        result("strong_scaling", 2, 135, batch=12),
+        result(f"{NAME}_multigpu", 2, 300, batch=64),  # none on one had 64 or 128
+    ]
+    large = [result(f"{NAME}_largedata", 1, 50, per_epoch=22000)]
+    large += [result(f"{NAME}_largedata_multigpu", 4, 100, per_epoch=22000, nodes=2)]
+    cpu = result(NAME, 1, 3, **EPYC)
+    groups = compare([parse_run(run) for run in [*small, *large, cpu]])
+    found = {title.split(", ", 3)[3]: rows for title, rows in groups.items()}
+    assert {
+        title: [r["speedup"] for r in rows] for title, rows in found.items()
+    } == {
+        "CPU core, 2 x AMD EPYC, 2000 images an epoch": [1],
+        "H200, 2000 images an epoch": [1, 1, None, 1.8, 1.5, 7],
+        "H200, 22000 images an epoch": [1, 2],
+    }
+    assert found["H200, 22000 images an epoch"][1]["efficiency"] == 0.5
+
+
+def test_the_baseline_is_the_best_match():
+    """For strong scaling that with the global batch; never DDP on one GPU."""
+    strong = result("strong_scaling", 8, 800)
+    whole = result(NAME, 1, 160, batch=200)
+    *_, row = rows_of(result(NAME, 1, 100), whole, strong)
+    assert (row["speedup"], row["base_batch"]) == (5, "200 in total")
+    for script in (f"{NAME}_multigpu", "strong_scaling"):
+        assert speedups(result(script, 1, 90)) == [(script, 1, None)]
+    cpu = [result("mnist_multigpu", 1, 120, **EPYC)]  # DataParallel on one core
+    cpu += [result("mnist_singlegpu", 1, 100, **EPYC)]
+    cpu += [result("mnist_ddp", 8, 200, **EPYC)]
+    assert [row[1:] for row in speedups(*cpu)] == [(1, 1.2), (1, 1), (8, 2)]
+    steps = result("train_ddp_cifar100", 2, 150, steps=9, per_epoch=900)
+    one = result("train_cifar100", 1, 100, steps=20, per_epoch=1000)
+    assert [row[2] for row in speedups(one, steps)] == [1, 1.5]
+    epochs = result(NAME, 1, 120), result(NAME, 1, 100, epochs=3)
+    two = result(f"{NAME}_multigpu", 2, 150, epochs=3)
+    assert speedups(*epochs, two)[-1][2] == 1.5  # not that of 10 epochs
+    one = result(NAME, 1, 130, epochs=1), result(NAME, 1, 120, epochs=2)
+    assert speedups(*one, two)[-1][2] == pytest.approx(1.25)  # epoch 1 is slow
+
+
+def test_a_students_script_is_compared_with_its_original():
+    """A copy has the options of its original; on one GPU it is no baseline."""
+    one, two = result("my_single", 1, 200), result("my_ddp", 2, 150)
+    rows = speedups(result("single", 1, 100), result("ddp", 2, 120), one, two)
+    assert [row[2] for row in rows] == [2, 1, 1.5, 1.2]
+    other = result("my_ddp", 2, 150, length=64)  # of another exercise
+    assert ("my_ddp", 2, None) in speedups(result("single", 1, 100), other)
+
+
+def test_amp_is_compared_with_amp():
+    ddp, single = result("cinic_ddp", 2, 190), result("cinic", 1, 50)
+    amp = result("cinic_amp", 1, 100, epochs=3)
+    assert speedups(single, amp, ddp)[-1] == ("cinic_ddp", 2, 1.9)
+    assert speedups(single, ddp)[-1] == ("cinic_ddp", 2, None)
+
+
+BUSY = f"efficiency 106%, so the machine was busy: repeat {NAME} on"
+
+
+@pytest.mark.parametrize(
+    "note, speedup, one, two",
+    [
+        ("", 1.5, {}, {"lr": 1, "seed": 3, "optimizer": "adam"}),
+        ("no run on one GPU .* batch 7 or 14 and", None, {}, {"batch": 7}),
+        ("no run on one GPU", None, EPYC | {"cpus": 8}, EPYC),
+        ("no run on one GPU", None, {"workers": 2}, {}),
+        ("no run on one GPU", None, {"torch": "2.8"}, {}),
+        ("no run on one GPU", None, {}, {"profiled": True}),
+        ("^ran 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
+        ("^only one epoch: the first", 1.5, {}, {"epochs": 1}),
+        (BUSY, 2.12, {"seconds_per_epoch": 2000 / 150 * 2.12}, {}),
+    ],
+)
+def test_unusual_runs_have_notes(note, speedup, one, two):
+    runs = result(NAME, 1, 100, **one), result(f"{NAME}_multigpu", 2, 150, **two)
+    *_, row = sorted(rows_of(*runs), key=lambda row: row["gpus"])
+    assert row["speedup"] == pytest.approx(speedup)
+    assert len(row["notes"]) == bool(note)
+    assert re.search(note, " ".join(row["notes"]))
+
+
+def test_the_table_has_a_row_per_command(capsys):
+    """It shows the median of repeats; options that differ are columns."""
+    same = {"image_size": 40, "amp": True, "weights": None, "lr": 1}
+    runs = [result(NAME, 1, n, accuracy=n, **same) for n in (90, 100, 80, 60)]
+    runs += [result(f"{NAME}_multigpu", 2, 150, nodes=n, **same) for n in (1, 2)]
+    runs += [result(NAME, 1, 30, **same | {"backbone": "vgg16"})]
+    runs += [result(f"{NAME}_multigpu", 2, 45, **same | {"backbone": "vgg16"})]
+    runs[-1]["options"] |= {"lr": 2, "of_one_script": "x"}
+    runs[-1]["accuracy"] = None
+    ((title, rows),) = compare([parse_run(run) for run in runs]).items()
+    options = "workers 1, image_size 40, amp True"
+    assert title == f"{NAME}, {options}, H200, 2000 images an epoch"
+    print_table(*make_table(rows))
+    head, *lines, busy, none = capsys.readouterr().out.splitlines()
+    names = ["baseline", "runs", "spread", "note", "backbone", "lr", "of_one_script"]
+    assert head.split()[-7:] == names
+    assert busy.startswith("  1: spread 67%, so the machine was busy: repeat")
+    assert none.startswith("  2: no speed-up: no run on one GPU")
+    lines = [" ".join(line.split()) for line in lines]
+    one = "1 1 25 25 80.0 1.00 100% 10.0 s 80.00 % 2.00 GB 25 per GPU 4 67% 1 "
+    assert len(lines) == 5 and lines[0] == f"{NAME} {one}tinyvgg 1"
+    two = "2 1 25 50 45.0 10.0 s 2.00 GB 1 0% 2 vgg16 2 x"
+    assert lines[-1] == f"{NAME}_multigpu {two}"
+
+
+def test_the_plot_has_a_line_per_configuration(tmp_path):
+    """And one for the ideal speed-up."""
+    runs = [result(NAME, 1, 100), result(NAME, 1, 90)]
+    runs += [result(f"{NAME}_multigpu", gpus, 90 * gpus) for gpus in (8, 2, 4, 2)]
+    runs += [result(f"{NAME}_multigpu", 4, 200, nodes=2)]
+    axes = plot(compare([parse_run(run) for run in runs]), tmp_path / "new/plot.png")
+    points = [list(line.get_xdata()) for line in axes.lines]
+    assert points == [[1, 2, 4, 8], [1, 4], [1, 8]]
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert [name.replace("\n", " ") for name in names] == [
+        f"{NAME}_multigpu, batch 25 per GPU: 2.00 on 2, 4.00 on 4, 8.00 on 8",
+        f"{NAME}_multigpu, 2 nodes, batch 25 per GPU: 2.22 on 4",
+        "ideal",
+    ]
+
+
+def hand_in(folder, **people):
+    """Write a results file per person, of runs or text; return the files."""
+    for who, lines in people.items():
+        lines = [n if isinstance(n, str) else json.dumps(n) for n in lines]
+        (folder / who).mkdir(parents=True)
+        (folder / who / "results.jsonl").write_text("\n".join(lines) + "\n")
+    return find_files([folder])
+
+
+def test_runs_of_a_class_are_merged(tmp_path, capsys):
+    """Machines have separate tables. Owners have speed-ups of their own."""
+    two = f"{NAME}_multigpu"
+    files = hand_in(
+        tmp_path,
+        anna=[result(NAME, 1, 100, **EPYC), result(two, 2, 150, **EPYC)],
+        ben=[result(NAME, 1, 90, **EPYC), *2 * [result(two, 2, 180, **EPYC)]],
+        carl=[result(two, 2, 160, **EPYC)],
+        dora=[result(NAME, 1, 2000, **EPYC | {"cpu": "AMD Ryzen"})],
+    )
+    runs = read_runs(files)
+    (epyc, ours), (ryzen, _) = compare(runs).items()
+    assert "CPU core, 2 x AMD EPYC, 2000" in epyc and "2 x AMD Ryzen" in ryzen
+    assert [(row["speed"], row["runs"]) for row in ours] == [(90, 2), (160, 3)]
+    assert ours[1]["owner"] == "anna, ben, carl"
+    assert [row["speedup"] for row in ours] == [1, pytest.approx(160 / 90)]
+    assert ours[1]["spread"] == pytest.approx(0.2) and not ours[1]["notes"]
+    lines, _ = make_owner_table(runs, ["anna", "ben", "carl", "dora"])
+    name = f"2 x CPU core: {two}, batch"
+    assert lines[1:] == [
+        ["anna", f"{name} 25 per GPU", "1.50"],
+        ["ben", f"{name} 25 per GPU", "2.00"],
+        ["carl", f"{name} 50", "no baseline"],
+        ["dora", "no run on several GPUs", ""],
+    ]
+
+
+def test_solutions_and_profiled_runs_are_apart():
+    patient = result("patient1", 2, 100)
+    runs = [patient, patient | {"script": "solutions/patient1.py"}]
+    rows = rows_of(*runs, patient | {"profiled": True}, patient)
+    assert sorted(row["runs"] for row in rows) == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "files, names",
+    [
+        ("logs/results.jsonl", [""]),
+        ("anna/results.jsonl ben/logs/results.jsonl", ["anna", "ben"]),
+        ("c/anna.jsonl c/ben.jsonl", ["anna", "ben"]),
+    ],
+)
+def test_the_owner_is_the_path(files, names):
+    assert [name_owner(file, files.split()) for file in files.split()] == names
+
+
+def test_lines_that_do_not_count_are_reported(tmp_path, capsys):
+    """Lines that are not runs, and runs with --verbose."""
+    good = result(NAME, 1, 100)
+    del (lacking := dict(good))["per_epoch"]
+    chatty = result(NAME, 1, 50, verbose=True)
+    anna = good, "not JSON", [good], good
+    files = hand_in(tmp_path, anna=anna, ben=[lacking, chatty])
+    assert find_files([*files, tmp_path / "anna"]) == files  # each once
+    assert [run["speed"] for run in read_runs(files)] == [100]
+    first, second, chatty = capsys.readouterr().err.splitlines()
+    assert f"{files[0]}: left out 2 lines, the first by JSONDecodeError: " in first
+    assert "left out 1 lines, the first by KeyError: 'per_epoch'" in second
+    assert chatty.startswith("Warning: left out 1 runs with --verbose")
+    with raises_user_error("no results in .*; run a script first"):
+        read_runs(files[1:])
+
+
+def test_epochs_that_vary_have_a_note():
+    steady = result(NAME, 1, 100, epochs=4, epoch_ends=[5, 6, 7.4, 8.4])
+    busy = steady | {"epoch_ends": [5, 6, 7.6, 8.6, 99]}  # the last is fine-tuning
+    assert parse_run(steady)["notes"] == [] and parse_run(busy)["epochs"] == 4
+    assert parse_run(busy)["notes"][0].startswith("epochs of 1.0 to 1.6 s: repeat")
+
+
+def test_compare_prints_tables_and_writes_a_plot_and_a_page(tmp_path):
+    """Names of folders are not HTML."""
+    runs = [result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 190)]
+    anna, _ = hand_in(tmp_path / "class", **{"anna": runs, "<b>ben": runs})
+    plot, page = tmp_path / "new/plot.png", tmp_path / "other/class.html"
+    command = [sys.executable, "../tools/compare.py", tmp_path / "class"]
+    command += ["--plot", plot, "--html"]
+    done = run([*command, page], REPOSITORY / "exercise8")
+    assert done.returncode == 0 and done.stdout.count("1.90") == 3, done.stderr
+    assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
+    html = page.read_text("utf-8")
+    assert html.count("1.90") == 3 and html.count("<h2>") == 2
+    assert "&lt;b&gt;ben" in html and "<b>ben" not in html
+    done = run([*command, anna], REPOSITORY / "exercise8")
+    fails(done, f"{anna} is not a page")
+    assert anna.read_text()
+
+
+def mfu(exercise, tmp_path, runs, *options):
+    """Run mfu.py in an exercise; return the words of each line but the header."""
+    file = tmp_path / "results.jsonl"
+    file.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    command = [sys.executable, "../tools/mfu.py", file, *options]
+    done = run(command, REPOSITORY / exercise)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()[1:]]
+
+
+RESNET = {"arch": "resnet152", "image_size": 224, "backbone": None}
+GPT = {"layers": 12, "width": 768, "heads": 12, "length": 256, "unit": "tokens"}
+
+
+def test_mfu_of_gpus_is_relative_to_their_data_sheet(tmp_path):
+    a100 = {"device": "NVIDIA A100-SXM4-40GB", **RESNET}
+    runs = [
+        result("train_ddp_cifar100", 2, 1000, **a100),
+        result("train_cifar100", 1, 1000, amp=True, **a100),
+        result("train_cifar100", 1, 1000, amp=True, dtype="fp32", **a100),
+        result("mine", 1, 1000, **RESNET),
+    ]
+    two, amp, fp32, other, note = mfu("cifar100_demo", tmp_path, runs)
+    # 68.83 GFLOP an image: see test_parameters_and_flops_match_torchvision
+    assert two[-5:] == ["68.8", "34.4", "float32", "156", "22%"]
+    assert amp[-6:] == ["68.8", "68.8", "16", "bits", "312", "22%"]
+    assert fp32[-3:] == ["float32", "156", "44%"]
+    assert other[-3:] == ["float32", "?", "?"]
+    assert " ".join(note) == "1: no peak for H200: measure it, and add --check FILE"
+
+
+def test_mfu_of_a_cpu_is_relative_to_what_check_measured(tmp_path):
+    cpu = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 1}
+    speed = {"per_epoch": 2000, "seconds_per_epoch": 2000 / 300}
+    runs = [result("ddp", 2, 1, **cpu, **GPT) | speed]
+    runs.append(result("fsdp", 2, 1, bf16=True, **cpu, **GPT) | speed)
+    found = {"device": "AMD EPYC", "float32_tflops": 0.1, "bfloat16_tflops": 0.4}
+    check = tmp_path / "check.json"
+    check.write_text(json.dumps({"processes": [found]}))
+    ddp, bf16 = mfu("dp_ddp_intro", tmp_path, runs, "--check", check)
+    # 6 FLOPs per weight (not of embeddings) and token, and 12 x layers x width x
+    # length for the attention (PaLM's appendix B, https://arxiv.org/abs/2204.02311)
+    weights = 12 * 12 * 768**2 + 768 * 256
+    gflop = (6 * weights + 12 * 12 * 768 * 256) / 1e9
+    assert float(ddp[-5]) == pytest.approx(gflop, rel=1e-2)
+    tflops = 150 * gflop / 1e3
+    assert ddp[-2:] == ["0.1", f"{tflops / 0.1:.0%}"]
+    assert bf16[-2:] == ["0.4", f"{tflops / 0.4:.0%}"]

@@ -1,0 +1,167 @@
+"""download_data.py and download_weights.py, from a local server or a folder."""
+
+import hashlib
+import io
+import pickle
+import tarfile
+import zipfile
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from conftest import WITH_DATA, call, load, raises_user_error, serving
+from PIL import Image
+from torchvision.models._api import Weights, WeightsEnum
+
+SETS = {exercise: load(exercise, "dataset") for exercise in WITH_DATA}
+DOWNLOADS = {exercise: load(exercise, "download_data") for exercise in WITH_DATA}
+WEIGHTS = load("exercise8", "download_weights")
+
+
+@pytest.fixture
+def datadir(tmp_path, monkeypatch):
+    """Return an empty DATADIR."""
+    monkeypatch.setenv("DATADIR", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Return a folder and the address at which a server has its files."""
+    (tmp_path / "served").mkdir()
+    with serving(tmp_path / "served") as address:
+        yield tmp_path / "served", address
+
+
+def test_vgg16_is_downloaded_and_checked(server, tmp_path, monkeypatch):
+    served, address = server
+    buffer = io.BytesIO()
+    torch.save({"features.0.bias": torch.zeros(64)}, buffer)
+    name = f"vgg16-{hashlib.sha256(buffer.getvalue()).hexdigest()[:8]}.pth"
+
+    class Served(WeightsEnum):
+        IMAGENET1K_V1 = Weights(f"{address}/{name}", None, {})
+
+    monkeypatch.setattr(WEIGHTS, "VGG16_Weights", Served)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with raises_user_error("404.*: try on a login node"):
+        call(WEIGHTS)
+    (served / name).write_bytes(b"<html>sorry</html>")
+    with pytest.raises(RuntimeError, match="invalid hash"):
+        call(WEIGHTS)
+    assert names(tmp_path / "hub/checkpoints") == []
+    (served / name).write_bytes(buffer.getvalue())
+    call(WEIGHTS)
+    assert names(tmp_path / "hub/checkpoints") == [name]
+
+
+def photo_archive(cats=1505, dogs=1503):
+    """Return a zip like Microsoft's, of small photos, two of them corrupt."""
+    buffer, photo = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (8, 8)).save(photo, "JPEG")
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for folder, count in (("Cat", cats), ("Dog", dogs)):
+            archive.writestr(f"PetImages/{folder}/Thumbs.db", b"not a photo")
+            for i in range(count):
+                body = b"" if i == 666 else photo.getvalue()
+                archive.writestr(f"PetImages/{folder}/{i}.jpg", body)
+    return buffer.getvalue()
+
+
+def test_dogs_vs_cats_is_downloaded_and_split(server, datadir):
+    """Nobody publishes a checksum; what does not unpack whole is not kept."""
+    served, address = server
+    url, whole = ("--url", f"{address}/photos.zip"), photo_archive()
+    folder = datadir / "dogs-vs-cats"
+    for other in (b"<html>sorry</html>", photo_archive(20), whole[:-2000]):
+        (served / "photos.zip").write_bytes(other)
+        with raises_user_error("photos.zip.*try on a login node"):
+            call(DOWNLOADS["exercise8"], *url)
+        assert not {"train-2000", "train-2000.archive"} & {*names(folder)}
+    (served / "photos.zip").write_bytes(whole)
+    call(DOWNLOADS["exercise8"], *url)
+    kinds = product(SETS["exercise8"].SPLITS, ("cats", "dogs"))
+    count = [len(names(folder / "train-2000" / s / kind)) for s, kind in kinds]
+    assert count == [1000, 1000, 500, 500, 4, 2]
+    assert names(folder) == ["test.pt", "train-2000", "train.pt", "validation.pt"]
+    (served / "photos.zip").unlink()
+    call(DOWNLOADS["exercise8"], *url)  # the photos are there already
+
+
+def cinic_archive():
+    """Return a tar.gz like Edinburgh's: an image of each class in each split."""
+    buffer, image = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (32, 32)).save(image, "PNG")
+    folders = product(SETS["cinic_lab"].SPLITS, SETS["cinic_lab"].CLASSES)
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for split, name in folders:
+            member = tarfile.TarInfo(f"./{split}/{name}/cifar10-1.png")
+            member.size = len(image.getvalue())
+            archive.addfile(member, io.BytesIO(image.getvalue()))
+    return buffer.getvalue()
+
+
+def test_cinic_is_downloaded_and_prepared(server, datadir, monkeypatch):
+    served, address = server
+    (served / "cinic.tar.gz").write_bytes(body := cinic_archive())
+    url = "--url", f"{address}/cinic.tar.gz"
+    with raises_user_error("checksum is wrong"):  # it is not Edinburgh's
+        call(DOWNLOADS["cinic_lab"], *url)
+    assert "CINIC-10" not in names(datadir / "CINIC")
+    monkeypatch.setattr(DOWNLOADS["cinic_lab"], "MD5", hashlib.md5(body).hexdigest())
+    call(DOWNLOADS["cinic_lab"], *url)
+    files = ["CINIC-10", "test.pt", "train.pt", "valid.pt"]
+    assert names(datadir / "CINIC") == files
+    monkeypatch.setenv("DATADIR", str(datadir / "mine"))
+    call(DOWNLOADS["cinic_lab"], "--from", datadir / "CINIC/CINIC-10")
+    assert names(datadir / "mine/CINIC") == files[1:]
+    sets = SETS["cinic_lab"].cinic()
+    assert [part.labels.tolist() for part in sets] == [[*range(10)]] * 3
+
+
+def idx(numbers):
+    """Return a file as MNIST's are, of bytes."""
+    shape = b"".join(number.to_bytes(4, "big") for number in numbers.shape)
+    return bytes([0, 0, 8, numbers.ndim]) + shape + bytes(numbers)
+
+
+def test_mnist_is_taken_from_a_folder(datadir, tmp_path):
+    raw, rng = tmp_path / "mine/MNIST/raw", np.random.default_rng(0)
+    raw.mkdir(parents=True)
+    for split, count in {"train": 5, "t10k": 3}.items():
+        images = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(idx(images))
+        labels = np.arange(count, dtype=np.uint8)
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(idx(labels))
+    call(DOWNLOADS["mnist_multigpu"], "--from", tmp_path / "mine")
+    assert names(datadir / "MNIST") == ["test.pt", "train.pt"]
+    train, test = SETS["mnist_multigpu"].mnist()
+    assert train.labels.tolist() == [0, 1, 2, 3, 4] and len(test) == 3
+    assert (test.images.numpy()[:, 0] == images).all()
+
+
+def test_cifar_is_taken_from_a_folder(datadir, tmp_path, monkeypatch):
+    from torchvision.datasets import CIFAR100
+
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    data = np.arange(2 * 3072).reshape(2, 3072).astype(np.uint8)
+    labels = {"fine_label_names": [str(i) for i in range(100)]}
+    for name in ("train", "test"):
+        split = {"data": data, "fine_labels": [0, 99]}
+        (folder / name).write_bytes(pickle.dumps(split))
+    (folder / "meta").write_bytes(pickle.dumps(labels))
+    md5 = {f.name: hashlib.md5(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+    monkeypatch.setattr(CIFAR100, "train_list", [["train", md5["train"]]])
+    monkeypatch.setattr(CIFAR100, "test_list", [["test", md5["test"]]])
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5["meta"]})
+    call(DOWNLOADS["cifar100_demo"], "--from", tmp_path)
+    assert names(datadir / "CIFAR-100") == ["test.pt", "train.pt"]
+    train, test = SETS["cifar100_demo"].cifar100()
+    assert train.labels.tolist() == test.labels.tolist() == [0, 99]
+    assert (train.images.numpy().reshape(2, 3072) == data).all()

@@ -1,0 +1,289 @@
+"""env.sh, sites, sbatch without Slurm, and the processes that run scripts start."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import (
+    EXERCISES,
+    REPOSITORY,
+    copy_exercise,
+    fails,
+    path_without_sbatch,
+    run,
+)
+
+SITES = sorted(path.stem for path in REPOSITORY.glob("common/sites/*.sh"))
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+# What a cluster has, and what here only says that it ran.
+STUBS = """
+module() { echo "module $*" >&2; }
+[[ ${CONDA:-} ]] || conda() { [[ $1 == shell.bash ]] || echo "conda $*" >&2; }
+singularity() { shift 2; WITH_CONDA=: "$@"; }
+"""
+
+
+def copy_common(folder, site=""):
+    """Copy common/, with the site "own" in it; return the copy."""
+    copied = shutil.copytree(REPOSITORY / "common", folder / "common")
+    (copied / "sites/own.sh").write_text(site)
+    return copied
+
+
+def source(folder, show="", before="set -euo pipefail", shell=(), **env):
+    """Source env.sh where a cluster's commands are stubs; return the process."""
+    common = folder if (folder / "env.sh").exists() else REPOSITORY / "common"
+    env = {"PATH": PATH, "SIF": "image.sif", "USER": "me", **env}
+    env.setdefault("SBATCH_ACCOUNT", "project_1")
+    script = f"{STUBS}\n{before}\nsource '{common}/env.sh'\n{show}"
+    return run(["bash", *shell, "-c", script], folder, **env)
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_each_site_gives_a_python(site, tmp_path):
+    """With the lines for a class uncommented as well: what you set counts."""
+    common = copy_common(tmp_path)
+    file = common / f"sites/{site}.sh"
+    file.write_text(re.sub("(?m)^# (export )", r"\1", file.read_text()))
+    show = '"${PYTHON[@]}" -c "import sys; print(sys.argv)" "a b"; '
+    show += "echo ${SBATCH_RESERVATION-mine}"
+    done = source(common, show, SITE=site, SBATCH_RESERVATION="mine")
+    assert done.stdout == "['-c', 'a b']\nmine\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "env, words",
+    [
+        ({"SITE": "lumi"}, "data=/scratch/project_1/me/data"),
+        ({"SITE": "lumi", "DATADIR": "/mine"}, "data=/mine"),
+        ({"SLURM_CLUSTER_NAME": "lumi"}, "MIOPEN=/tmp/me-miopen"),
+        ({"SITE": "conda"}, "conda activate multigpu\n"),
+        ({"SITE": "alvis", "FRAMEWORK": "tensorflow"}, "module load TensorFlow"),
+        ({"SITE": "lumi", "SIF": "", "FRAMEWORK": "tensorflow"}, "lumi-tensorflow"),
+        ({"SITE": "conda", "FRAMEWORK": "tensorflow"}, "multigpu-tensorflow"),
+        ({"SITE": "nowhere"}, "nowhere.sh: set SITE to one of alvis class conda"),
+        ({"SITE": "conda", "CONDA": "none"}, "Error: no conda: load its module in"),
+        ({"SITE": "lumi", "SBATCH_ACCOUNT": ""}, "run export SBATCH_ACCOUNT="),
+    ],
+)
+def test_sites_set_variables(env, words, tmp_path):
+    show = "set +u; echo data=$DATADIR MIOPEN=$MIOPEN_USER_DB_PATH"
+    done = source(tmp_path, show, before="ls() { echo $* >&2; }", **env)
+    assert words in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_a_login_node_finds_its_site(tmp_path):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("# ClusterName=lumi\nclustername = Alvis # ours\nX=1\n")
+    assert "load PyTorch" in source(tmp_path, SLURM_CONF=str(conf)).stderr
+    job = {"SLURM_CONF": str(conf), "SLURM_CLUSTER_NAME": "lumi"}
+    assert "singularity" in source(tmp_path, **job).stderr
+
+
+@pytest.mark.parametrize("site", ["alvis", "lumi"])
+def test_a_virtual_environment_adds_to_modules_and_containers(site, tmp_path):
+    python = tmp_path / f".venv-{site}/bin/python"
+    make = [f"{sys.base_prefix}/bin/python3", "-m", "venv", "--without-pip"]
+    run([*make, "--system-site-packages", python.parent.parent], tmp_path)
+    show = '"${PYTHON[@]}" -c "import sys; print(sys.prefix)"'
+    path = f"{sys.base_prefix}/bin:{os.environ['PATH']}"
+    packages = str(Path(torch.__file__).parent.parent)  # as modules give theirs
+    env = {"SITE": site, "PATH": path, "PYTHONPATH": packages}
+    done = source(copy_common(tmp_path), show, **env)
+    assert done.stdout == f"{python.parent.parent}\n", done.stderr
+
+
+def test_a_python_without_pytorch_is_an_error(tmp_path):
+    common = copy_common(tmp_path, f"PYTHON=({sys.executable} -S)")
+    fails(source(common, SITE="own"), "no torch for", "make venv", "sites/own.sh")
+    (common / "torch").mkdir()  # a folder is not the package
+    fails(source(common, SITE="own", PYTHONPATH=str(common)), "no torch for")
+
+
+def test_python_is_a_function_only_in_a_shell(tmp_path):
+    """A script that starts a function would not get the process id."""
+    common = copy_common(tmp_path, f"PYTHON=({sys.executable} -X dev)")
+    show = 'python -c "import sys; print(sys.flags.dev_mode)"; type -t python'
+    interactive = source(common, show, shell=["--norc", "-i"], SITE="own")
+    assert interactive.stdout == "True\nfunction\n"
+    assert source(common, show, SITE="own").stdout == "False\nfile\n"
+
+
+JOB = """#!/bin/bash
+printf '<%s>' "$GPUS" "$NODES" "$@"
+exit 3
+"""
+TYPED = {  # and what the run script gets: GPUS, NODES, arguments
+    "GPUS=5 NODES=6 sbatch job.sh x.py -N2": "<5><6><x.py><-N2>",
+    "sbatch --gpus-per-node a100:4 -N 3 --wait job.sh": "<4><3>",
+    "sbatch --nodes=2 --gres=gpu:4 --output log.txt --mem 1.5G job.sh": "<4><2>",
+    "sbatch -W --gres gpu:a100:8 job.sh 'a  b' \"c'd\" '*'": "<8><><a  b><c'd><*>",
+}
+
+
+@pytest.mark.parametrize("hidden, small", [("-1", "--epochs 1"), ("0", "")])
+def test_sbatch_in_a_shell_without_slurm(hidden, small, tmp_path):
+    """A function runs the script, without a GPU with SMALL."""
+    has_driver = "has_driver() { [[ $CUDA_VISIBLE_DEVICES != -1 ]]; }"
+    common = copy_common(tmp_path, f"PYTHON=({sys.executable}); {has_driver}")
+    (tmp_path / "job.sh").write_text(JOB)
+    (tmp_path / "small.txt").write_text("--epochs 1\n")
+    show = 'echo "$SMALL"; type -t sbatch\n'
+    show += "".join(f"{typed}; echo ' '$?\n" for typed in TYPED)
+    show += "sbatch none.sh; echo $?; sbatch x.py; echo $?"
+    env = {"CUDA_VISIBLE_DEVICES": hidden, "SITE": "own"}
+    env["PATH"] = path_without_sbatch(tmp_path / "bin")
+    done = source(common, show, "cd ..", ["--norc", "-i"], **env)
+    jobs = [f"{shown} 3" for shown in TYPED.values()]
+    assert done.stdout.splitlines() == [small, "function", *jobs, "2", "2"]
+    assert f"\nError: no run script 'none.sh' in {tmp_path}: run" in done.stderr
+
+
+def test_slurms_own_sbatch_is_kept(tmp_path):
+    """Also where Slurm does not answer: nothing trains on a login node."""
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nexit 1")
+    (tmp_path / "sbatch").chmod(0o755)
+    env = {"shell": ["--norc", "-i"], "PATH": f"{tmp_path}:{PATH}"}
+    assert source(tmp_path, "type -t sbatch", "", **env).stdout == "file\n"
+
+
+def test_env_sh_sets_the_environment_of_processes(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    show = "echo $OMP_NUM_THREADS $PYTHONUNBUFFERED"
+    assert source(tmp_path, show).stdout == "1 1\n"
+    assert source(tmp_path, show, OMP_NUM_THREADS="4").stdout == "4 1\n"
+
+
+def test_malloc_is_tuned_only_without_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    has_gpu = {("nvidia0", "0"), ("kfd", "0")}
+    for driver, hidden in [("null", "0"), ("nvidia0", "-1"), ("kfd", ""), *has_gpu]:
+        before = f"compgen() {{ echo /dev/{driver}; }}"
+        show = 'echo "${MALLOC_MMAP_MAX_-no}"'
+        done = source(tmp_path, show, before, CUDA_VISIBLE_DEVICES=hidden)
+        assert done.stdout == ("no\n" if (driver, hidden) in has_gpu else "0\n")
+
+
+@pytest.mark.parametrize(
+    "places, env, picked",
+    [
+        ("1", {}, "0 0"),
+        ("2", {"CUDA_VISIBLE_DEVICES": "-1"}, "-1 -1"),
+        ("2", {"HIP_VISIBLE_DEVICES": "6,7"}, "7 7"),
+        ("2", {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_ID": "7"}, "0,1"),
+    ],
+)
+def test_pick_gpus(places, env, picked, monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    show = f"pick_gpus {places}; echo $CUDA_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES"
+    assert source(tmp_path, show, "", **env).stdout == f"{picked}\n"
+
+
+@pytest.mark.parametrize(
+    "call, here, env, last",
+    [
+        ("set_gpus 2", 0, {}, "2 -1 -1"),
+        ("set_gpus 1 2", 1, {}, "1 -1 -1"),
+        ("set_gpus 2", 1, {"GPUS": "1"}, "1 0"),
+        ("set_gpus 2", 0, {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "3"}, "3 0"),
+    ],
+)
+def test_gpus_are_hidden_if_too_few(call, here, env, last, tmp_path):
+    """AMD's as well: https://github.com/ROCm/hip/issues/3001"""
+    show = f"count() {{ echo {here}; }}; PYTHON=(count); has_driver() {{ true; }}"
+    show += f"; CUDA_VISIBLE_DEVICES=0; unset HIP_VISIBLE_DEVICES; {call} 2>&1"
+    show += "; echo $GPUS $CUDA_VISIBLE_DEVICES ${HIP_VISIBLE_DEVICES-}"
+    *lines, shown = source(tmp_path, show, **env).stdout.splitlines()
+    assert shown == last
+    hints = [f"GPUs here: {here}, wanted: 2", "To use GPUs, put GPUS=1 NODES=1"]
+    hints = hints[: 1 + here] if "-1" in last else []
+    assert [
+        line[: len(hint)] for line, hint in zip(lines, hints, strict=True)
+    ] == hints
+
+
+RUN_SCRIPTS = [f for e in EXERCISES for f in sorted((REPOSITORY / e).glob("*.sh"))]
+# A site whose Python says how it was called, and on which GPUs.
+SHOW = """
+import json, os, sys
+if sys.argv[1] != "-c":  # as env.sh does, which asks for a package
+    gpus = os.environ["CUDA_VISIBLE_DEVICES"]
+    sys.stdout.write(json.dumps([sys.argv[1:], gpus]) + "\\n")
+"""
+WORDS = ["x.py", "a b", "*", "/c/d"]
+
+
+def shows(exercise, folder):
+    """Copy an exercise, and a common/ with the site "own" that shows its calls."""
+    (folder / "show.py").write_text(SHOW)
+    copy_common(folder, f"PYTHON=(python3 '{folder}/show.py')")
+    copied = copy_exercise(exercise, folder)
+    (copied / "x.py").touch()
+    return copied
+
+
+def launch(script, folder, **env):
+    """Run a run script from elsewhere; return its arguments and the GPUs seen."""
+    folder = folder / "a folder"
+    folder.mkdir()
+    exercise = shows(script.parent.name, folder)
+    env |= {"SITE": "own", "CUDA_VISIBLE_DEVICES": "5,6,7,8", "PATH": PATH}
+    done = run(["bash", f"{exercise}/{script.name}", *WORDS], "/", **env)
+    assert done.returncode == 0, done.stderr
+    calls = [json.loads(li) for li in done.stdout.splitlines() if li[0] == "["]
+    launches = [call for call in calls if call[0][-3:] == WORDS[1:]]
+    return launches[0][0], sorted(visible for _, visible in launches)
+
+
+@pytest.mark.parametrize(
+    "script", RUN_SCRIPTS, ids=lambda file: f"{file.parent.name}/{file.name}"
+)
+def test_each_run_script_starts_the_right_processes(script, tmp_path):
+    """The typed script, once per node, on the right GPUs."""
+    gpus = int(re.search(r"=(?:gpu:)?(\d)\n#SBATCH --time", script.read_text())[1])
+    arguments, seen = launch(script, tmp_path)
+    if "--nodes=2" in script.read_text():  # nvidia-smi counts GPUs for TensorFlow
+        assert seen == ["-1", "-1"] if "tensorflow" in script.name else ["5", "6"]
+    elif "common.torchrun" in arguments:
+        assert f"--nproc-per-node={gpus}" in arguments
+        assert seen == ["5,6,7,8"]  # get_device() takes one of them for each rank
+    else:
+        assert seen == ["5,6,7,8" if gpus == 1 else "5,6"]
+
+
+def test_each_node_gets_gpus_of_its_own(tmp_path):
+    script = REPOSITORY / "exercise8/run-2nodes.sh"
+    assert launch(script, tmp_path, GPUS="2")[1] == ["5,6", "7,8"]
+
+
+def test_each_node_gets_all_the_cpus_of_the_job(tmp_path):
+    """Otherwise srun binds a node's processes to one CPU."""
+    exercise = shows("exercise8", tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", 'echo "$@"'), ("scontrol", "echo n1")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    job |= {
+        "SLURM_GPUS_ON_NODE": "2",
+        "PATH": f"{tmp_path}/bin:{PATH}",
+        "SITE": "own",
+    }
+    for asked in {"SLURM_CPUS_PER_TASK": "14"}, {"SLURM_CPUS_PER_GPU": "7"}:
+        done = run(["bash", "run-2nodes.sh", *WORDS], exercise, **job, **asked)
+        assert " --cpus-per-task=14 " in done.stdout, done.stderr
+
+
+def test_a_missing_script_is_an_error():
+    done = run(["bash", "run.sh", "none.py"], REPOSITORY / "exercise8")
+    fails(done, "no script none.py in")
+    for script in RUN_SCRIPTS:
+        if script.parent.name not in ("mnist_multigpu", "cifar100_demo"):
+            for words in ([], ["--epochs", "2"]):
+                done = run(["bash", script, *words], "/")
+                fails(done, f"name a script: sbatch {script.name} SCRIPT.py")
