@@ -42,9 +42,8 @@ each_pair = pytest.mark.parametrize("left, right, tag, most", PAIRS, ids=str)
 
 def differing_rows(left, right, *options):
     command = ["diff", "-W", "180", "-y", "--suppress-common-lines", *options]
-    done = subprocess.run(
-        [*command, left, right], cwd=REPOSITORY, capture_output=True
-    )
+    command += [left, right]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True)
     assert done.returncode < 2, done.stderr
     return len(done.stdout.splitlines())
 

@@ -25,15 +25,14 @@ class Net(torch.nn.Module):
 
 dist.init_process_group("gloo")
 model = DDP(Net(), find_unused_parameters={find})
-with model.join(enable={join}):
-    for step in range({steps}):
-        model(torch.randn(2, 4, requires_grad=True)).sum().backward()
+for step in range(2):
+    model(torch.randn(2, 4, requires_grad=True)).sum().backward()
 """
-USED, UNUSED = "return self.second(self.first(x))", "return self.first(x)"
-OPTIONS = {"body": USED, "find": False, "steps": 2, "join": False}
-REENTRANT = "return checkpoint(self.second, self.first(x), use_reentrant=True)"
-TWICE = {"find": True, "body": REENTRANT}
-EARLY = {"steps": "2 + dist.get_rank()"}
+UNUSED = {"find": False, "body": "return self.first(x)"}
+FOUND = UNUSED | {"find": True}
+CHECKPOINT = "return checkpoint(self.second, self.first(x), use_reentrant={})"
+TWICE = {"find": True, "body": CHECKPOINT.format(True)}
+ONCE = {"find": True, "body": CHECKPOINT.format(False)}
 START = """
 import argparse, torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present as consume
@@ -64,21 +63,12 @@ with safe_globals([argparse.Namespace]): torch.load("args.pt")
 Expected more than 1 value per channel when training
 norm(torch.ones(1, 4))
 norm(torch.ones(2, 4))
-
-DefaultCPUAllocator: can't allocate memory
-torch.empty(2**50)
-torch.empty(2**5)
-
-unexpected pos
-torch.save(torch.ones(10**6), "/dev/full")
-torch.save(torch.ones(10**6), "weights.pt")
 """
 MEET = """
 from datetime import timedelta
 import torch.distributed as dist
 dist.init_process_group("gloo", timeout=timedelta(seconds=2), rank=0, world_size=1)
 """
-WANDB = "import wandb; wandb.init(project='x')"
 
 
 def torchrun(folder, *options, module="run"):
@@ -89,22 +79,13 @@ def torchrun(folder, *options, module="run"):
 
 @pytest.mark.parametrize(
     "message, wrong, right",
-    [
-        (
-            "finished reduction in the prior iteration",
-            {"body": UNUSED},
-            {"find": True},
-        ),
-        ("ready only once", TWICE, {"body": REENTRANT.replace("True", "False")}),
-        ("Connection (closed|reset) by peer", EARLY, {"join": True}),
-    ],
+    [("finished reduction in the prior", UNUSED, FOUND), ("only once", TWICE, ONCE)],
 )
 def test_message_of_two_ranks(message, wrong, right, tmp_path):
-    wrong = OPTIONS | wrong
     (tmp_path / "train.py").write_text(TWO_RANKS.format(**wrong))
     done = torchrun(tmp_path, "--standalone", "--nproc-per-node=2")
-    assert done.returncode and re.search(message, done.stderr)[0] in PAGE
-    (tmp_path / "train.py").write_text(TWO_RANKS.format(**wrong | right))
+    assert done.returncode and message in done.stderr and message in PAGE
+    (tmp_path / "train.py").write_text(TWO_RANKS.format(**right))
     assert torchrun(tmp_path, "--standalone", "--nproc-per-node=2").returncode == 0
 
 
@@ -128,25 +109,16 @@ def test_message_of_a_program(lines, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "message, program, wrong, right",
+    "variable, value, message",
     [
-        ("gai error: -2 - Name or service", MEET, {"MASTER_ADDR": "n" * 64}, {}),
-        (
-            "Unable to find address for: eth7",
-            MEET,
-            {"GLOO_SOCKET_IFNAME": "eth7"},
-            {},
-        ),
-        ("No API key configured", WANDB, {}, {"WANDB_MODE": "offline"}),
+        ("MASTER_ADDR", "n" * 64, "gai error: -2 - Name or service"),
+        ("GLOO_SOCKET_IFNAME", "eth7", "Unable to find address for: eth7"),
     ],
 )
-def test_message_of_a_setting(message, program, wrong, right, tmp_path):
-    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port()}
-    env |= {"HOME": str(tmp_path), "WANDB_DIR": str(tmp_path)}
-    python = sys.executable, "-c", program
-    done = run(python, tmp_path, **{**env, **wrong})
+def test_message_of_a_setting(variable, value, message, tmp_path):
+    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), variable: value}
+    done = run([sys.executable, "-c", MEET], tmp_path, **env)
     assert done.returncode and message in done.stderr and message in PAGE
-    assert run(python, tmp_path, **{**env, **right}).returncode == 0
 
 
 def test_launcher_of_old_scripts(tmp_path, monkeypatch):
