@@ -37,9 +37,7 @@ CANONICAL = (
     r"ddp_model\.broadcast_buffers",
     r"dist\.destroy_process_group",
 )
-each_pair = pytest.mark.parametrize(
-    "left, right, tag, most", PAIRS, ids=lambda x: str(x)
-)
+each_pair = pytest.mark.parametrize("left, right, tag, most", PAIRS, ids=str)
 
 
 def differing_rows(left, right, *options):
@@ -124,11 +122,6 @@ def test_a_script_can_be_projected(script):
     assert max(map(len, lines)) <= 85
     opening = "\n".join(lines[:10])  # it opens with the command that runs it
     assert re.search(r"^    sbatch (run|slurm_|jobscript)\S*\.sh", opening, re.M)
-
-
-def test_every_exercise_script_is_in_a_pair():
-    found = REPOSITORY.glob("exercise8/**/pytorch_*.py")
-    assert {str(path.relative_to(REPOSITORY)) for path in found} <= set(SCRIPTS)
 
 
 def test_the_tables_have_the_row_counts():

@@ -77,27 +77,6 @@ def test_commands_are_marked(file):
         assert runs and not [c for c in runs if not any(s in c for s in small)]
 
 
-def anchors(text):
-    heads = re.findall(r"^#+ (.*)", text, re.M)
-    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
-@pytest.mark.parametrize("file", ["*.md", "*/*.md", "*/*/*.md"])
-def test_links_lead_somewhere(file):
-    for page in REPOSITORY.glob(file):
-        text = FENCE.sub("", page.read_text())
-        found = re.findall(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)", text, re.M)
-        for link in {
-            a or b for a, b in found if not (a or b).startswith("https://")
-        }:
-            path, _, anchor = link.partition("#")
-            target = page.parent / path if path else page
-            assert target.exists(), f"{page}: {link}"
-            assert not anchor or anchor in anchors(target.read_text()), (
-                f"{page}: {link}"
-            )
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("file", [f for f in FILES if f not in DOCS])
