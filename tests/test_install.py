@@ -1,5 +1,6 @@
 """make venv: the PyTorch that it installs from a local package index."""
 
+import json
 import os
 import shutil
 import zipfile
@@ -91,3 +92,10 @@ def test_other_wheels_with_a_gpu_slurm_or_torch(here, site, version, make_venv):
         (make_venv.commands / "sbatch").symlink_to("/bin/true")
     found, output = make_venv(site)
     assert found == version and "CPUs" not in output
+
+
+def test_the_command_of_the_container_is_in_the_makefile():
+    file = REPOSITORY / ".devcontainer/devcontainer.json"
+    typed = json.loads(file.read_text())["postCreateCommand"]
+    done = run(["bash", "-c", f"{typed} --dry-run"], REPOSITORY)
+    assert done.returncode == 0 and typed == "TORCH=cpu make venv", done.stderr

@@ -81,9 +81,9 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=2), rank=0, world_size
 WANDB = "import wandb; wandb.init(project='x')"
 
 
-def torchrun(folder, *options):
+def torchrun(folder, *options, module="run"):
     """Run train.py by PyTorch's own launcher, as the page's readers do."""
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    launcher = [sys.executable, "-m", f"torch.distributed.{module}"]
     return run([*launcher, *options, "train.py"], folder)
 
 
@@ -141,3 +141,14 @@ def test_message_of_a_setting(message, program, wrong, right, tmp_path):
     done = run(python, tmp_path, **{**env, **wrong})
     assert done.returncode and message in done.stderr and message in PAGE
     assert run(python, tmp_path, **{**env, **right}).returncode == 0
+
+
+def test_launcher_of_old_scripts(tmp_path, monkeypatch):
+    train = "import argparse; argparse.ArgumentParser().parse_args()"
+    (tmp_path / "train.py").write_text(train)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    done = torchrun(tmp_path, "--nproc-per-node=2", module="launch")
+    banner = "Setting OMP_NUM_THREADS environment variable for each process to be 1"
+    for message in (banner, "unrecognized arguments: --local-rank=0"):
+        assert done.returncode and message in done.stderr
+        assert message.lower() in PAGE.lower()
