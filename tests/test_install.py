@@ -1,5 +1,6 @@
 """make venv: the PyTorch that it installs from a local package index."""
 
+import json
 import os
 import shutil
 import zipfile
@@ -86,3 +87,10 @@ def test_other_wheels_with_a_gpu(make_venv):
 def test_other_wheels_with_slurm(site, version, make_venv):
     (make_venv.commands / "sbatch").symlink_to("/bin/true")
     assert make_venv(site)[0] == version
+
+
+def test_the_command_of_the_container_is_in_the_makefile():
+    file = REPOSITORY / ".devcontainer/devcontainer.json"
+    typed = json.loads(file.read_text())["postCreateCommand"]
+    done = run(["bash", "-c", f"{typed} --dry-run"], REPOSITORY)
+    assert done.returncode == 0 and typed == "TORCH=cpu make venv", done.stderr

@@ -14,12 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
-
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
     def forward(self, x):
         {body}
 
