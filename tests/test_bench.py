@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from itertools import count
 from types import SimpleNamespace
 
@@ -35,7 +36,11 @@ def test_a_failure_keeps_the_other_results(tmp_path):
 
 def test_the_ceiling_repeats_one_batch_and_the_first_turn_does_not_count():
     seen, data = [], InMemoryDataset(torch.arange(99), torch.arange(99))
-    train = lambda loader: seen.append([*loader])  # noqa: E731
+
+    def train(loader):
+        seen.append([*loader])
+        time.sleep(0.001 * len(loader))
+
     cases = timing.make_cases(train, data, 2, torch.device("cpu"), 0.01)
     assert [len(speeds) for speeds in timing.measure(cases, 3).values()] == [3, 3]
     ceiling, script = seen[-2:]

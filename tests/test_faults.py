@@ -82,7 +82,11 @@ def intro(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "launch, script", [("run.sh", NAME), ("run-2gpus.sh", f"{NAME}_multigpu")]
+    "launch, script",
+    [
+        pytest.param("run.sh", NAME, marks=slow),
+        ("run-2gpus.sh", f"{NAME}_multigpu"),
+    ],
 )
 def test_missing_data_and_weights(launch, script, exercise, sample, tmp_path):
     command = ["bash", launch, f"{script}.py"]

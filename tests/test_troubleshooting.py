@@ -75,6 +75,7 @@ def torchrun(folder, *options, module="run"):
     return run([*launcher, *options, "train.py"], folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "message, wrong, right",
     [("finished reduction in the prior", UNUSED, FOUND), ("only once", TWICE, ONCE)],
