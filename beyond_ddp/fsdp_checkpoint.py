@@ -1,6 +1,6 @@
 """FSDP checkpoints: each GPU saves its shard, any number resumes.
 
-    sbatch run-2gpus.sh fsdp_checkpoint.py  # DCP: sharded checkpoints
+    sbatch jobscript_ddp.sh fsdp_checkpoint.py  # DCP: sharded checkpoints
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model. With it
 single.py reaches 90.1 % in 3 epochs of 1.8 s (one AVX-512 core of a Xeon, two runs).

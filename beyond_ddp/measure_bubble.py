@@ -1,6 +1,6 @@
 """Measure how long the GPUs of a pipeline wait; compare with (p - 1) / (m + p - 1).
 
-    sbatch run-2gpus.sh measure_bubble.py
+    sbatch jobscript_ddp.sh measure_bubble.py
 
 Runs pipeline.py with each schedule and several numbers of micro-batches, and times
 each forward and backward pass of a stage. The rest of a step counts as waiting.

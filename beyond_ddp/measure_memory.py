@@ -1,7 +1,7 @@
 """Measure what a GPU holds and sends under each strategy; compare with formulas.py.
 
-    sbatch run-2gpus.sh measure_memory.py
-    sbatch --gpus-per-node=4 run-2gpus.sh measure_memory.py
+    sbatch jobscript_ddp.sh measure_memory.py
+    sbatch --gpus-per-node=4 jobscript_ddp.sh measure_memory.py
 
 Runs the scripts of this folder for four steps each, on a small model. Needs no GPU.
 """

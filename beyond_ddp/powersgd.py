@@ -1,6 +1,6 @@
 """PowerSGD: DDP sends gradients as matrices of low rank.
 
-    sbatch run-2gpus.sh powersgd.py  # HOOK: low-rank gradients
+    sbatch jobscript_ddp.sh powersgd.py  # HOOK: low-rank gradients
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model. With it
 single.py reaches 90.1 % in 3 epochs of 1.8 s (one AVX-512 core of a Xeon, two runs).

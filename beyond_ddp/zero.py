@@ -1,6 +1,6 @@
 """ZeRO-1: each GPU keeps 1/N of the optimizer state.
 
-    sbatch run-2gpus.sh zero.py  # ZERO: shards of Adam's state
+    sbatch jobscript_ddp.sh zero.py  # ZERO: shards of Adam's state
 
 Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model. With it
 single.py reaches 90.1 % in 3 epochs of 1.8 s (one AVX-512 core of a Xeon, two runs).

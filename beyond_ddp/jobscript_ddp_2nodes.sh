@@ -5,11 +5,11 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# Two nodes, one process per GPU of the job.
-#     sbatch run-2nodes.sh SCRIPT.py [OPTIONS]
+# Two nodes with one process per GPU.
+#     sbatch jobscript_ddp_2nodes.sh hsdp.py [OPTIONS]
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
-[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch run-2nodes.sh SCRIPT.py" >&2 && exit 2
+[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch jobscript_ddp_2nodes.sh SCRIPT.py" >&2 && exit 2
 source common/env.sh
 source common/launch_nodes.sh
