@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 
 import torch
-from timing import HEAD, format_row
 
 from common.data import REPOSITORY, data_dir
 from common.errors import UserError, run
 from common.synthetic import SYNTHETIC_DIR
+from timing import HEAD, format_row
 from tools.machine import REQUIRED_FILES
 
 BENCH = Path(__file__).resolve().parent

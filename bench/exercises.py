@@ -14,12 +14,12 @@ from argparse import Namespace
 from functools import partial
 from importlib import import_module
 
-import timing
 import torch
 import torch.distributed as dist
 from torch import optim
 from torch.nn.parallel import DistributedDataParallel
 
+import timing
 from common.data import REPOSITORY
 from common.device import get_device, get_ranks, pick_dtype
 from common.log import NullWriter, RunLog

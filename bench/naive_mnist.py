@@ -2,13 +2,13 @@
 
 from itertools import islice
 
-from mnist_singlegpu import Net
 from torch import optim
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from dataset import mnist
+from mnist_singlegpu import Net
 
 BATCH = 128
 transform = transforms.Compose(

@@ -15,11 +15,11 @@ from contextlib import redirect_stdout
 from io import StringIO
 from tempfile import TemporaryDirectory
 
-import pipeline
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+import pipeline
 from common.device import get_device, get_ranks
 from common.errors import run
 from common.log import rank0_print

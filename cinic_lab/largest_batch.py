@@ -11,11 +11,11 @@ import argparse
 import time
 from argparse import Namespace
 
+import torch
+
 import cinic
 import cinic_amp
-import torch
 from cinic import ARCHS
-
 from common.device import DTYPES, get_device, pick_dtype
 from common.errors import UserError, run
 from common.log import RunLog, peak_memory

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import gpu
 import pytest
-import timing
 import torch
 from conftest import copy_exercise, make_data, run
 
 import bench
+import timing
 from common.data import InMemoryDataset
 
 

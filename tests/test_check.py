@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import check
-import machine
 import pytest
 import torch
 from conftest import REPOSITORY, run, torchrun
 from torch.utils.flop_counter import FlopCounterMode
+
+import check
+import machine
 
 NODE = platform.node().split(".")[0]
 # check.py with a fault, and without long measurements.

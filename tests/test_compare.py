@@ -5,8 +5,9 @@ import re
 import sys
 
 import pytest
-from compare import compare, make_owner_table, make_table, plot, print_table
 from conftest import REPOSITORY, fails, raises_user_error, run
+
+from compare import compare, make_owner_table, make_table, plot, print_table
 from results import find_files, name_owner, parse_run, read_runs
 
 NAME = "pytorch_dvc_cnn_pretrained"

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 # Tests that start processes, count them, and read their output.
 PART = "each_script_runs or kinds_of_gpu or missing_data or gpus_that_pytorch"
 PART += " or malloc_is_tuned or pick_gpus or user_error_of_all"
-FILES = "tests/test_common.py", "tests/test_faults.py"
+FILES = "tests/test_common.py", "tests/test_run_scripts.py", "tests/test_faults.py"
 # A private /dev: other processes do not see the file.
 LAYERS = "lowerdir=/dev,upperdir=$0/upper,workdir=$0/work"
 DRIVER = f"""

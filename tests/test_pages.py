@@ -11,11 +11,10 @@ import pytest
 from conftest import REPOSITORY
 
 sys.path.append(str(REPOSITORY / "docs/pages"))
+import build
 import pair
 import texts
 from texts import LESSONS, PAGES
-
-import build
 
 LEFT, RIGHT = "dp_ddp_intro/single.py", "dp_ddp_intro/ddp.py"
 each_pair = pytest.mark.parametrize("left, right", PAGES)

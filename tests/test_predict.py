@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 
-import predict
 import pytest
+from conftest import REPOSITORY, call, copy_exercise, raises_user_error, run
+
+import predict
 import step_model
 import validate
-from conftest import REPOSITORY, call, copy_exercise, raises_user_error, run
 from links import (
     Links,
     all_reduce_formula,

@@ -29,9 +29,10 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import machine
 import torch
 import torch.distributed as dist
+
+import machine
 
 MB = 2**20
 SIZES = 2**12, 2**16, MB, 16 * MB, 64 * MB, 256 * MB  # CPUs stop at 16 MB
@@ -281,7 +282,7 @@ def check_data(job):
     job.found["data"] = [row for row in rows if row]
     for row in job.found["data"]:
         text = f"{row['node']}: DATADIR {row['datadir']} has the data of "
-        text += ", ".join(row["exercises"])
+        text += ", ".join(row["exercises"]) or "no lesson"
         if row["file"]:
             text += f", read at {row['read_gb_per_s']:.3g} GB/s"
         job.print(text)

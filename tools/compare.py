@@ -26,12 +26,11 @@ from collections import defaultdict
 from pathlib import Path
 from textwrap import fill
 
-from html_page import write_page
-from results import find_files, name_owner, name_row, read_runs
-
 from common.errors import UserError
 from common.errors import run as run_main
+from html_page import write_page
 from pairs import PAIRS
+from results import find_files, name_owner, name_row, read_runs
 
 # Runs may differ in these and still be compared. --profile covers the first epoch,
 # which does not count.

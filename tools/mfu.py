@@ -20,12 +20,12 @@ import sys
 from pathlib import Path
 
 import torch
-from compare import print_table
-from results import read_runs
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import run as run_main
+from compare import print_table
+from results import read_runs
 
 # {PyTorch's name of a GPU: TFLOP/s in (float32, 16 bits)}, without sparsity, with
 # which many data sheets give twice as much.

@@ -4,9 +4,10 @@ import re
 import sys
 
 import pytest
-import rehearse
 from conftest import EXERCISES, REPOSITORY, fails, run
 from test_readmes import blocks
+
+import rehearse
 
 # A Slurm that ends each job at once, with this state and this exit status.
 SBATCH = """#!/bin/bash

@@ -23,6 +23,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision import models
+
+from common.errors import UserError
+from common.errors import run as run_main
 from explain import explain_step
 from links import load_json, load_site, make_links
 from step_model import (
@@ -34,17 +39,11 @@ from step_model import (
     fit_sync_overhead,
     predict_step,
 )
-from torch.utils.flop_counter import FlopCounterMode
-from torchvision import models
-
-from common.errors import UserError
-from common.errors import run as run_main
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from compare import MULTI_GPU, comparable_options, compare, name_row
-from results import read_runs, warn
-
 from pairs import PAIRS
+from results import read_runs, warn
 
 DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG")}
 DDP.remove("ddp_unfinished")  # each process trains on all data

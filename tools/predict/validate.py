@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from common.errors import run as run_main
 from links import load_json, make_links
 from step_model import (
     Workload,
@@ -28,8 +29,6 @@ from step_model import (
     fit_sync_overhead,
     predict_step,
 )
-
-from common.errors import run as run_main
 
 HERE = Path(__file__).parent
 KINDS = "from 1", "from 1, 2", "nothing lost", "as on 2"
