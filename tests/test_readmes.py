@@ -126,7 +126,7 @@ def test_commands_work_as_typed(file, sample, tmp_path):
 
 @pytest.mark.parametrize("file", FILES)
 def test_quoted_lines_have_their_numbers(file):
-    """As in `at patient7.py:68 output = model(`."""
+    """As in `at patient7.py:70 output = model(`."""
     text = " ".join((REPOSITORY / file).read_text().split())
     for name, number, code in re.findall(r"at (\w+\.py):(\d+) ([\w.]+\()", text):
         (script,) = REPOSITORY.glob(f"*/{name}")

@@ -60,7 +60,8 @@ def train(model, loader, optimizer, device):
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images, labels = images.to(device), labels.to(device)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         optimizer.zero_grad()
@@ -76,7 +77,8 @@ def evaluate(model, loader, device):
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images, labels = images.to(device), labels.to(device)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)

@@ -47,7 +47,8 @@ def train(model, loader, optimizer, device, my_parameters):
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images, labels = images.to(device), labels.to(device)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         model.zero_grad()
@@ -67,7 +68,8 @@ def evaluate(model, loader, device):
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
-        images, labels = images.to(device), labels.to(device)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
