@@ -207,6 +207,15 @@ def test_a_mistake_in_a_part_is_named(part, code, wrong, missing, exercise, samp
     assert grade(part, "mine.py", exercise, sample) == (1, missing)
 
 
+def test_the_notebook_has_the_model_and_the_functions_of_the_script():
+    stored = json.loads((REPOSITORY / "cinic_lab/cinic.ipynb").read_text())
+    parts = (REPOSITORY / "cinic_lab/cinic.py").read_text().split("\n\n\n")
+    cells = {"".join(cell["source"]) for cell in stored["cells"]}
+    assert {part.split("(")[0] for part in cells & {*parts}} == {
+        *("class Classifier", "def train", "@torch.no_grad"),
+    }
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
     stored = json.loads((REPOSITORY / "cinic_lab/cinic.ipynb").read_text())
