@@ -22,14 +22,15 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention (none if heads is 0), then an MLP, each with a residual connection."""
+    """Attention (unless heads is 0), then an MLP, with a residual connection each."""
 
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
         if heads:
             self.norm = nn.LayerNorm(width)
-            self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.qkv = nn.Linear(width, 3 * width)
+            self.proj = nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(nn.LayerNorm(width), *mlp)
 
@@ -44,7 +45,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Maps tokens (N, length) to logits (N, length, VOCABULARY) of the next tokens."""
+    """Maps tokens (N, length) to logits of the next ones (N, length, VOCABULARY)."""
 
     def __init__(self, layers=12, width=768, heads=12, length=256, verbose=False):
         super().__init__()
