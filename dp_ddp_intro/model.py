@@ -22,7 +22,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention (unless heads is 0), then an MLP, with a residual connection each."""
+    """Attention (none if heads is 0) and an MLP, each with a residual connection."""
 
     def __init__(self, width, heads):
         super().__init__()
