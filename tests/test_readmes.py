@@ -36,7 +36,6 @@ FENCE = re.compile(
     r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$", re.M | re.S
 )
 SHORTER = {
-    "--sequences 2048 --epochs 3": "--sequences 128",
     "--sequences 256": "--sequences 128",
 }
 COMMAND = re.compile(
