@@ -56,9 +56,8 @@ def test_the_course_command_and_its_profile(script, exercise, sample):
     (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert result["options"]["batch_size"] == 128 and len(result["epoch_ends"]) == 5
     assert result["profiled"]  # compare.py keeps such runs apart
-    (command,) = re.findall(
-        r"^python (-m line_profiler -rmt \S+)$", done.stdout, re.M
-    )
+    typed = r"^python (-m line_profiler -rmt \S+)$"
+    (command,) = re.findall(typed, done.stdout, re.M)
     shown = run([sys.executable, *command.split()], exercise).stdout
     for line in (
         f"File: mnist_{script}.py",
