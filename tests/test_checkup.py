@@ -150,6 +150,20 @@ collectives
 -    dist.all_reduce(total)
 +    dist.broadcast(total, rank)
 
+stops-together
+-    accuracy = evaluate()
++    accuracy = evaluate()
++    if rank and epoch: break
+
+collectives
+-    for x, y in loader:
++    for x, y in [*loader][rank * (epoch == 2):]:
+-    dist.all_reduce(total)
+-    total = (total[0] / total[1]).item()
+-    accuracy = evaluate()
+-    if rank == 0:
+-        print(f"Epoch {epoch}: loss {total:.4f}, accuracy {accuracy:.3f}")
+
 files
 -if rank == 0:
 -    torch.save

@@ -14,13 +14,13 @@ INTRO = "--layers=1 --width=16 --heads=2 --length=8 --sequences=64 --epochs=2"
 
 FAILED_CHECKS = ["set-epoch", "seeds", "gradients", "split", "coverage", "files"]
 FAILED_CHECKS += ["rank0-eval", "collectives", "unused-parameters", "shards"]
-FAILED_CHECKS += ["clipping"]
+FAILED_CHECKS += ["clipping", "stops-together"]
 
 
 @pytest.mark.parametrize(
     "number, name",
     [
-        (n, name) if n in (1, 5, 8, 9) else slow(n, name)
+        (n, name) if n in (1, 5, 8, 9, 12) else slow(n, name)
         for n, name in enumerate(FAILED_CHECKS, start=1)
     ],
 )
