@@ -119,7 +119,7 @@ def main():
         train_metrics, val_metrics = to_metrics(sums[0]), to_metrics(sums[1])
         metrics = {"train": train_metrics, "validation": val_metrics}
         log.epoch(epoch, len(train_set), seconds, **metrics)
-        if stopping.should_stop(val_metrics["loss"]):  # FIX: the same on all ranks
+        if stopping.should_stop(val_metrics["loss"]):  # FIX: all ranks decide alike
             break
     dist.barrier()
     log.write_result(accuracy=val_metrics["accuracy"])
