@@ -159,10 +159,8 @@ collectives
 -    for x, y in loader:
 +    for x, y in [*loader][rank * (epoch == 2):]:
 -    dist.all_reduce(total)
--    total = (total[0] / total[1]).item()
--    accuracy = evaluate()
--    if rank == 0:
--        print(f"Epoch {epoch}: loss {total:.4f}, accuracy {accuracy:.3f}")
++    if epoch == 2: break
++    dist.all_reduce(total)
 
 files
 -if rank == 0:

@@ -73,7 +73,7 @@ def run(options, main):
     try:
         watch(options, main)
         if state.end in ("", "killed"):
-            record.inside = user_loops(sys._current_frames()[main])
+            record.inside = user_loops(sys._current_frames().get(main))
         if state.end != "unseen":
             hand_in()
             finish(options)

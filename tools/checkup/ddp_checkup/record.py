@@ -60,7 +60,7 @@ def user_line(frame=None):
 
 
 def user_loops(frame):
-    """Return the lines of the loops that the user's code is in, the outermost first."""
+    """Return the lines of the loops that the user's code is in, outermost first."""
     loops = []
     for f in user_frames(frame):
         file, line, tree = f.f_code.co_filename, f.f_lineno, ast.Module([], [])

@@ -16,10 +16,11 @@ from ddp_checkup.checks.verdicts import OK, check, found, unseen
 def stops_together(ranks):
     if not all(r.loops for r in ranks):
         return unseen(no_steps(ranks) or "the script has no training loop")
-    loop = ranks[0].loops[0]
     last = max(ranks, key=lambda r: r.begun)
+    loop = last.loops[0]
     for r in ranks:
-        if r.begun < last.begun and loop in last.inside and loop not in r.inside:
+        left = loop in r.loops and loop not in r.inside
+        if left and loop in last.inside and r.begun < last.begun:
             text = f"rank {r.rank} left the loop after epoch {r.begun}"
             return found(f"{loop}: {text}, and rank {last.rank} did not")
     return OK
