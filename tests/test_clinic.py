@@ -19,7 +19,7 @@ FAILED_CHECKS += "clipping", "stops-together"
 @pytest.mark.parametrize(
     "number, name",
     [
-        (n, name) if n in (1, 5, 8, 9, 12) else slow(n, name)
+        (n, name) if n in (1, 5, 8, 9) else slow(n, name)
         for n, name in enumerate(FAILED_CHECKS, start=1)
     ],
 )
