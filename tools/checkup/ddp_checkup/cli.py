@@ -160,6 +160,7 @@ def fail_rank(error):
         return
     if state.steps or record.unused:
         stop_job("failed", f"Rank {state.rank} failed")
+        record.inside = record.loops
         state.end = "failed"
     else:  # nothing to report; a thread in a store's call would abort Python's exit
         state.end = "unseen"

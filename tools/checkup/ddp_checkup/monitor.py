@@ -19,7 +19,7 @@ from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup.hooks.collectives import stop_job
 from ddp_checkup.hooks.shared import checksums
-from ddp_checkup.record import is_library, record, state, user_line
+from ddp_checkup.record import is_library, record, state, user_line, user_loops
 from ddp_checkup.report import report
 
 # FSDP and DTensors call functional collectives, which have no hooks.
@@ -72,6 +72,8 @@ def notice_sigterm():
 def run(options, main):
     try:
         watch(options, main)
+        if state.end in ("", "killed"):
+            record.inside = user_loops(sys._current_frames().get(main))
         if state.end != "unseen":
             hand_in()
             finish(options)
@@ -215,6 +217,7 @@ def finished_record(done):
     trained = {id(loop.loader) for loop in record.epochs if trains(loop)}
     sent, seen = SimpleNamespace(**vars(record)), Counter()
     sent.rank, sent.steps, sent.done = state.rank, state.steps, done
+    sent.begun = state.loops  # epochs
     sent.epochs, sent.loaders = [], len(record.epochs)
     for loop in record.epochs:
         seen[loop.key, trains(loop)] += 1

@@ -1,8 +1,11 @@
 """The hooks' notes: `record` is sent to rank 0, `state` stays in its process."""
 
+import ast
+import linecache
 import os
 import sys
 import sysconfig
+from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
@@ -54,6 +57,19 @@ def user_line(frame=None):
     line = line_of(frames[0])
     script = [line_of(f) for f in frames if f.f_code.co_filename == state.script]
     return f"{line} (from {script[0]})" if {*script[:1]} - {line} else line
+
+
+def user_loops(frame):
+    """Return the lines of the loops that the user's code is in, outermost first."""
+    loops = []
+    for f in user_frames(frame):
+        file, line, tree = f.f_code.co_filename, f.f_lineno, ast.Module([], [])
+        with suppress(SyntaxError):  # it may have been edited
+            tree = ast.parse("".join(linecache.getlines(file)))
+        nodes = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While)]
+        nodes = [n for n in nodes if n.lineno <= line <= n.body[-1].end_lineno]
+        loops[:0] = [f"{os.path.basename(file)}:{n.lineno}" for n in nodes]
+    return loops
 
 
 def user_stack():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from ddp_checkup.checks import CHECKS
+from ddp_checkup.checks.output import stops_together
 from ddp_checkup.checks.verdicts import OK, Check, found, unseen
 from ddp_checkup.record import state
 
@@ -18,6 +19,9 @@ def judge(ranks, stop):
     ranks: their records, None if killed; stop: [kind, text] of a job that stopped.
     """
     kind, text = stop or ("", "")
+    left = None not in ranks and stops_together(ranks)
+    if stop and kind != "failed" and left and left.state == "found":
+        kind, text = "stops-together", f"{left.text}. {text[:1].upper()}{text[1:]}"
     rows = []
     for check in CHECKS:
         if check.name == kind:

@@ -8,6 +8,25 @@ from ddp_checkup.checks.verdicts import OK, check, found, unseen
 
 
 @check(
+    "all ranks leave the training loop after the same epoch",
+    seen="the loops that the ranks are in when the job hangs",
+    fix="Let all ranks decide alike: dist.all_reduce() the sums of the validation "
+    "loss before the decision, or the decision itself.",
+)
+def stops_together(ranks):
+    if not all(r.loops for r in ranks):
+        return unseen(no_steps(ranks) or "the script has no training loop")
+    last = max(ranks, key=lambda r: r.begun)
+    loop = last.loops[0]
+    for r in ranks:
+        left = loop in r.loops and loop not in r.inside
+        if left and loop in last.inside and r.begun < last.begun:
+            text = f"rank {r.rank} left the loop after epoch {r.begun}"
+            return found(f"{loop}: {text}, and rank {last.rank} did not")
+    return OK
+
+
+@check(
     "all ranks take part in forwards of the wrapped model",
     seen="forwards of the DDP model, compared before each begins",
     fix="Evaluate ddp_model.module on rank 0, or evaluate on all ranks.",
@@ -21,9 +40,11 @@ def rank0_eval(ranks):
     "all ranks take part in each collective",
     seen="name and shape, compared before each begins, and their number at the end",
     fix="Call it on all ranks: neither a collective nor a forward of the wrapped "
-    "model belongs within `if rank == 0`.",
+    "model belongs within `if rank == 0`, or after a `break` of some ranks only.",
 )
 def collectives(ranks):
+    if stops_together(ranks).state == "found":
+        return unseen("see stops-together")
     for members in {m for r in ranks for m in r.counts}:
         group = [r for r in ranks if not members or r.rank in members]
         done = [r.counts[members] for r in group if r.done]

@@ -10,7 +10,7 @@ from torch.optim import optimizer as optimizers
 
 from ddp_checkup.hooks.loaders import next_label
 from ddp_checkup.hooks.shared import checksums, contents, wrap
-from ddp_checkup.record import record, state, user_line
+from ddp_checkup.record import record, state, user_line, user_loops
 
 MAX_STEPS = 1000  # compared
 
@@ -24,6 +24,7 @@ def reset():
     record.names, record.models = {}, []  # by id(parameter); per step (line, names)
     record.start, record.gradients, record.weights = [], [], []  # checksums per step
     record.labels = []  # per step: (number of its loop over a loader, step in it)
+    record.loops, record.inside = [], []  # that it is in: first step, when it hangs
     record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
     record.clips = {}  # by label: (line, norm) of clipped gradients
     record.random = []  # states of the random number generators: first, later
@@ -48,6 +49,7 @@ def before_step(optimizer, args, kwargs):
     if not record.start:
         record.start, record.device = [checksums(found)], name_device(device)
         note_shards(optimizer)
+        record.loops = user_loops(sys._getframe())
     loop = state.epoch
     label = number, steps = next_label(loop)
     if steps == 0 and len(record.random) < 2:
