@@ -74,9 +74,10 @@ def test_one_gpu_with_its_profile_monitor_and_plots(exercise, sample, monkeypatc
     assert 100 >= max(used) > 50 / len(os.sched_getaffinity(0))  # one core of them
     assert not processes_in(exercise)
     monkeypatch.chdir(exercise)
-    for script in ("plot_utilisation", "plot_trace"):
+    monkeypatch.setenv("DATADIR", str(sample))
+    for script in ("plot_utilisation", "plot_trace", "plot_data"):
         call(load("cifar100_demo", script))
-    assert (exercise / "logs/trace.png").exists()
+    assert {"trace.png", "data.png"} <= {*os.listdir("logs")}
 
 
 def test_ddp_writes_a_trace_for_each_rank_and_prints_all_reduces(exercise, sample):
