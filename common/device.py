@@ -54,8 +54,8 @@ def pick_dtype(device, wanted=None):
     if wanted:
         return DTYPES[wanted]
     if device.type == "cpu":
-        features = torch.cpu.get_capabilities()  # of x86 or of Arm
-        bf16 = features.get("avx512_bf16") or features.get("bf16")
+        cpu = getattr(torch.cpu, "get_capabilities", dict)()  # from PyTorch 2.10 on
+        bf16 = cpu.get("avx512_bf16") or cpu.get("bf16")  # of x86, of Arm
         return torch.bfloat16 if bf16 else None
     module = torch.get_device_module(device)
     bf16 = module.is_bf16_supported(including_emulation=False)

@@ -101,7 +101,7 @@ class RunLog:
             "gpus": self.gpus,
             "nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1)),  # set by torchrun
             "device": self.processor,
-            "cpu": torch.cpu.get_capabilities()["cpu_name"],
+            "cpu": getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name"),
             "cpus": os.cpu_count(),
             "torch": torch.__version__,
             "slurm_job": self.job,

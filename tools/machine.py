@@ -44,7 +44,8 @@ def describe_versions():
 
 def describe_process(rank, device):
     """Return the device, CPUs, threads and versions of this process."""
-    name, uuid = torch.cpu.get_capabilities()["cpu_name"], None
+    cpu = getattr(torch.cpu, "get_capabilities", dict)()  # from PyTorch 2.10 on
+    name, uuid = cpu.get("cpu_name", "CPU"), None
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type != "cpu":
         gpu = torch.get_device_module(device).get_device_properties(device)

@@ -1,4 +1,7 @@
-# Alvis (C3SE, Sweden): NVIDIA T4 to A100, software from modules.
+# Is PyTorch-bundle older than 2.7? export PYTORCH_MODULE=PyTorch-bundle/... (`module spider
+# PyTorch-bundle`), or `make venv` and export SITE=venv. The course's jobs load 2.1.2.
+# Alvis (C3SE, Sweden): NVIDIA T4 to A100, software from modules. It was to close on 31 August 2026,
+# except for Chalmers (C3SE's page of May). For other clusters with such modules, copy this file.
 # Before sbatch: export SBATCH_ACCOUNT=NAISS...
 # It wants the type of the GPUs, so give it with the number: sbatch --gpus-per-node=A100:2
 # run-2gpus.sh ..., in mnist_multigpu --gres=gpu:A100:2. (SBATCH_GPUS_PER_NODE would give
@@ -13,7 +16,7 @@ module purge
 if [[ $framework == tensorflow ]]; then
     module load "${TENSORFLOW_MODULE:-TensorFlow}" # 2.16 or later, with CUDA: `module spider TensorFlow`
 else
-    module load "${PYTORCH_MODULE:-PyTorch-bundle}" # 2.10 or later: `module spider PyTorch-bundle`
+    module load "${PYTORCH_MODULE:-PyTorch-bundle}" # 2.7 or later
     # Plots and notebooks, in versions for the same toolchain: `module spider matplotlib`
     # module load matplotlib/... JupyterLab/...
     venv=$course/.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
