@@ -139,7 +139,7 @@ def add_speedup(row, bases):
     base, row["base_batch"] = find_baseline(row, bases)
     row["base"], row["speedup"], row["efficiency"] = base, None, None
     if base is None:
-        batches = f"{row['batch_per_gpu']} or {row['batch']}"
+        batches = " or ".join(map(str, sorted({row["batch_per_gpu"], row["batch"]})))
         text = f"no run on one GPU of this machine with batch {batches} and the same"
         row["notes"].append(f"no speed-up: {text} options, version and AMP")
         return
