@@ -1,6 +1,6 @@
 """Train a CNN with DDP, save checkpoints, and resume from them.
 
-    sbatch run-2gpus.sh patient6.py --epochs 4
+    sbatch run-2gpus.sh patient6.py --epochs 5
     sbatch run-2gpus.sh patient6.py --epochs 8 --resume
 
 Each epoch ends with a checkpoint in logs/patient6.pt.
