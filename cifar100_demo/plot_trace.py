@@ -43,6 +43,8 @@ def read_step(file):
     band: (on_gpu, process or GPU, thread or stream). Raises UserError if the file
     has no step.
     """
+    if not file.exists():
+        raise UserError(f"no {file}; profile a run of at least 8 steps")
     events = json.loads(file.read_text())["traceEvents"]
     events = [event for event in events if event.get("dur", 0) > 0]
     steps = [event for event in events if event["name"].startswith("ProfilerStep")]
