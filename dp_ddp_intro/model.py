@@ -27,21 +27,22 @@ class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
+        self.norm1 = nn.LayerNorm(width) if heads else None
+        self.norm2 = nn.LayerNorm(width)
         if heads:
-            self.norm = nn.LayerNorm(width)
             self.qkv = nn.Linear(width, 3 * width)
             self.proj = nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), *mlp)
+        self.mlp = nn.Sequential(*mlp)
 
     def forward(self, x):
         if self.heads:
-            qkv = self.qkv(self.norm(x)).unflatten(-1, (self.heads, 3, -1))
+            qkv = self.qkv(self.norm1(x)).unflatten(-1, (self.heads, 3, -1))
             q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width)
             # Causal: no token sees a later one.
             attended = scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.proj(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(x)
+        return x + self.mlp(self.norm2(x))
 
 
 class Transformer(nn.Module):
