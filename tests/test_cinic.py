@@ -7,10 +7,11 @@ import sys
 import weakref
 from functools import partial
 
+import conftest
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import REPOSITORY, call, copy_exercise, load, raises_user_error, run
+from conftest import REPOSITORY, copy_exercise, load, raises_user_error, run, slow
 from fork_ranks import Run
 from record_rank import record
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -160,9 +161,9 @@ def grade(part, script, exercise, sample):
     "part, missing",
     [
         ("amp", ["training in 16 bits", "validation in 16 bits", "a GradScaler"]),
-        ("tensorboard", [*CURVES, "a closed file"]),
-        ("wandb", ["the options", *CURVES, "a finished run"]),
-        ("dp", ["training in DataParallel"]),
+        slow("tensorboard", [*CURVES, "a closed file"]),
+        slow("wandb", ["the options", *CURVES, "a finished run"]),
+        slow("dp", ["training in DataParallel"]),
     ],
 )
 def test_a_part_is_graded(part, missing, exercise, sample):
@@ -234,16 +235,13 @@ def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
 
 def test_mistakes():
     with raises_user_error("no GPU here"):
-        call(load("cinic_lab", "largest_batch"))
+        conftest.call(load("cinic_lab", "largest_batch"))
     with raises_user_error("no my_amp.py: copy"):
-        call(load("cinic_lab", "check_part"), "amp", "my_amp.py")
-
-
-# SyncBatchNorm: ranks with parts of a batch do what one does with the whole.
+        conftest.call(load("cinic_lab", "check_part"), "amp", "my_amp.py")
 
 
 def batches(channels=6):
-    """Return two batches (10, C, 5, 4) with a large mean, and gradients for them.
+    """Return two batches (10, C, 5, 4) with a large mean, and their gradients.
 
     A variance below 1 beside a mean of 100 loses its digits if it is calculated as
     mean(x * x) - mean * mean.
