@@ -34,7 +34,7 @@ def cases(frameworks):
             mark = re.match(r"( *)# BUG ([\w -]+): (.*)", line)
             if mark:
                 # One bug of each program is enough for every day.
-                seldom = [pytest.mark.slow] * bool(bugs)
+                seldom = [pytest.mark.slow] * (bool(bugs) or name == "spawned.py")
                 bugs.append(f"{file.stem}-{len(bugs) + 1}-{mark[2].split()[0]}")
                 case = name, mark[2], i, mark[1] + mark[3]
                 yield pytest.param(*case, id=bugs[-1], marks=seldom)

@@ -341,6 +341,7 @@ def test_every_batchnorm_is_converted():
         assert [*converted.state_dict()] == before
 
 
+@pytest.mark.slow
 def test_the_command_in_the_answers_prints_their_flops():
     answers = (REPOSITORY / "cinic_lab/ANSWERS.md").read_text()
     (code,) = re.findall(r"python -c '(from get_parameters .*)'", answers)

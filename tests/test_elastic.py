@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, free_port
+from conftest import REPOSITORY, free_port, slow
 from fork_ranks import Run
 from record_rank import record
 
@@ -77,7 +77,7 @@ def read_other_file(module, rank):
         (1, ["--epochs=1"], None, "elastic.pt has 1 epochs; delete it, or .*s 2$"),
         (1, ["--lr=0.1"], None, "other options; use .* --lr 0.3 .*, or delete it"),
         (1, ["--batch-size=6"], None, "other options; use .* --batch-size 12, or"),
-        (2, ["--batch-size=7"], None, "7 cannot be split over 2 .*--batch-size 8"),
+        slow(2, ["--batch-size=7"], None, "7 cannot be split .*--batch-size 8"),
         (2, [], read_other_file, "has .1, 0. epochs on ranks 0 to 1; put it on a"),
     ],
 )

@@ -98,6 +98,7 @@ def test_missing_data_and_weights(launch, script, exercise, sample, tmp_path):
     assert not (exercise / "logs").exists()
 
 
+@pytest.mark.slow
 def test_the_other_launcher(exercise, sample):
     done = run(["bash", "run.sh", f"{NAME}_multigpu.py", *QUICK], exercise, sample)
     fails(done, f"run `torchrun --standalone --nproc-per-node=2 {NAME}_multigpu.py`")
