@@ -83,6 +83,7 @@ class Malicious:
         return os.system, ("touch ran",)
 
 
+@pytest.mark.slow
 def test_flight_recorder_runs_no_code_and_names_mistakes(tmp_path):
     clinic = copy_exercise("clinic", tmp_path)
     command = [sys.executable, "flight_recorder.py"]

@@ -181,7 +181,7 @@ def test_it_trains_as_one_process_does(case, recorded):
     [
         (f"{CIFAR}_cifar100.py", 0, "--amp --dtype=bf16"),
         (f"{CINIC}_amp.py", 0, "--dtype=bf16"),
-        (f"{BEYOND}/fsdp.py", 3, "--bf16"),
+        slow(f"{BEYOND}/fsdp.py", 3, "--bf16"),
         slow(f"{BEYOND}/fsdp_tp.py", 2, "--bf16"),
     ],
 )
