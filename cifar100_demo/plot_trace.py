@@ -44,7 +44,8 @@ def read_step(file):
     has no step.
     """
     if not file.exists():
-        raise UserError(f"no {file}; profile a run of at least 8 steps")
+        scripts = "run_single_cifar.sh` or `bash run_ddp_cifar100.sh"
+        raise UserError(f"no {file}; run `bash {scripts}`")
     events = json.loads(file.read_text())["traceEvents"]
     events = [event for event in events if event.get("dur", 0) > 0]
     steps = [event for event in events if event["name"].startswith("ProfilerStep")]
@@ -135,10 +136,11 @@ def main():
         "--to", type=Path, default=Path("logs/trace.png"), help="PNG to write"
     )
     args = parser.parse_args()
-    files = list(Path("logs/profiler").glob("*.json"))
-    if not files and not args.file:
-        raise UserError("no trace in logs/profiler; run `bash run_single_cifar.sh`")
-    file = args.file or max(files, key=os.path.getmtime)
+    folder = Path("logs/profiler")
+    newest = max(
+        folder.glob("*.json"), key=os.path.getmtime, default=folder / "trace.json"
+    )
+    file = args.file or newest
     bands = read_step(file)
     args.to.parent.mkdir(parents=True, exist_ok=True)
     plot(bands, args.to)

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 import torch
-from conftest import REPOSITORY, call, copy_exercise, load, run
+from conftest import REPOSITORY, call, copy_exercise, load, raises_user_error, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_faults import processes_in
 from torchvision import models, transforms
@@ -174,6 +174,8 @@ def gpu_trace():
 def test_plot_of_a_gpus_trace(tmp_path):
     plot_trace = load("cifar100_demo", "plot_trace")
     file = tmp_path / "trace.json"
+    with raises_user_error(f"no {file}; run `bash run_single_cifar.sh` or"):
+        call(plot_trace, file)
     file.write_text(json.dumps(gpu_trace()))
     bands = plot_trace.read_step(file)
     names = {plot_trace.name_band(band, bands[band]): band for band in bands}

@@ -30,7 +30,7 @@ from results import read_runs
 # {PyTorch's name of a GPU: TFLOP/s in (float32, 16 bits)}, without sparsity, with
 # which many data sheets give twice as much.
 PEAKS = {
-    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+    # nvidia.com: nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
     "NVIDIA A100-PCIE-40GB": (156, 312),
     "NVIDIA A100 80GB PCIe": (156, 312),
     "NVIDIA A100-SXM4-40GB": (156, 312),
@@ -43,18 +43,19 @@ PEAKS = {
     "NVIDIA H200": (494.5, 989.5),
     # https://www.nvidia.com/en-us/data-center/l4/
     "NVIDIA L4": (60, 121),
-    # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
+    # nvidia.com: volta-v100-datasheet-update-us-1165301-r5.pdf
     "Tesla V100-PCIE-16GB": (14, 112),
     "Tesla V100-PCIE-32GB": (14, 112),
     "Tesla V100-SXM2-16GB": (15.7, 125),
     "Tesla V100-SXM2-32GB": (15.7, 125),
-    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
+    # nvidia.com: t4-tensor-core-datasheet-951643.pdf
     "Tesla T4": (8.1, 65),
-    # https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
+    # nvidia.com: nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
     "NVIDIA GeForce RTX 3090": (35.6, 71),
-    # https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
+    # nvidia.com: nvidia-ada-gpu-architecture.pdf
     "NVIDIA GeForce RTX 4090": (82.6, 165.2),
-    # Half of the card: https://gpuopen.com/learn/amd-lab-notes/amd-lab-notes-matrix-cores-readme/
+    # Half of the card:
+    # https://gpuopen.com/learn/amd-lab-notes/amd-lab-notes-matrix-cores-readme/
     "AMD Instinct MI250X": (47.9, 191.5),
 }
 
