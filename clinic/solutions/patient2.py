@@ -45,7 +45,8 @@ def train(model, batches, optimizer, device):
     model.train()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
-        images, labels = images.to(device), labels.to(device)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         output = model(augment(normalise(images, MEAN, STD)))
         loss = criterion(output, labels)
         optimizer.zero_grad()
@@ -61,7 +62,8 @@ def evaluate(model, batches, device):
     model.eval()
     sums = torch.zeros(3, device=device)
     for images, labels in batches:
-        images, labels = images.to(device), labels.to(device)
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = criterion(output, labels)
         sums += batch_sums(loss, output.argmax(dim=1) == labels)

@@ -80,7 +80,8 @@ def main():
         ddp_model.train()
         train_sums = torch.zeros(3, device=device)
         for images, labels in log.progress(train_loader, "training"):
-            images, labels = images.to(device), labels.to(device)
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
             output = ddp_model(images)
             loss = cross_entropy(output, labels)
             optimizer.zero_grad()
@@ -95,7 +96,8 @@ def main():
         val_sums = torch.zeros(3, device=device)
         with torch.no_grad():
             for images, labels in val_loader:
-                images, labels = images.to(device), labels.to(device)
+                images = images.to(device, non_blocking=True)
+                labels = labels.to(device, non_blocking=True)
                 output = model(images)
                 loss = cross_entropy(output, labels)
                 val_sums += batch_sums(loss, output.argmax(dim=1) == labels)

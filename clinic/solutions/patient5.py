@@ -31,7 +31,8 @@ def spirals(n_points, n_arms, seed):
 def train_one_epoch(model, loader, loss_fn, optimizer, device):
     total = torch.zeros(2, device=device)
     for x, y in loader:
-        x, y = x.to(device), y.to(device)
+        x = x.to(device, non_blocking=True)
+        y = y.to(device, non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
         loss = loss_fn(model(x), y)
         loss.backward()
@@ -46,7 +47,8 @@ def validate(model, loader, device):
     correct_and_count = torch.zeros(2, device=device)
     with torch.no_grad():
         for x, y in loader:
-            x, y = x.to(device), y.to(device)
+            x = x.to(device, non_blocking=True)
+            y = y.to(device, non_blocking=True)
             correct_and_count[0] += (model(x).argmax(1) == y).sum()
             correct_and_count[1] += len(y)
     dist.all_reduce(correct_and_count)
