@@ -9,24 +9,30 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections import Counter
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup.hooks.collectives import stop_job
+from ddp_checkup.hooks.modules import note_last
 from ddp_checkup.hooks.shared import checksums
-from ddp_checkup.record import is_library, record, state, user_line
+from ddp_checkup.record import EXIT, is_library, record, state, user_line
 from ddp_checkup.report import report
 
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
+ON_DEVICE += ("tensors",)
 MAX_EPOCHS = 3  # of each loop
+ERRORS = sys.__stderr__
+MAX_ITEMS = 200_000  # of a data set whose lists are compared
+PLAIN = str, bytes, int, float, complex, os.PathLike, torch.dtype
 
 
 def start(options, address=None, generation=0):
@@ -75,9 +81,12 @@ def run(options, main):
         if state.end != "unseen":
             hand_in()
             finish(options)
-    except BaseException:  # the main thread may wait for ever
-        traceback.print_exc()
-        os._exit(3)
+    except Exception as error:  # the main thread may wait for ever
+        if isinstance(error, dist.DistError):  # the process with the store ended
+            print("Checkup: no report, see the other ranks' errors", file=ERRORS)
+        else:
+            traceback.print_exc()
+        EXIT(3)
 
 
 def watch(options, main):
@@ -94,13 +103,15 @@ def watch(options, main):
             last, moved = (state.events, where), time.monotonic()
         idle = time.monotonic() - moved
         waits = bool(state.waiting or state.busy or is_in_collective(frame))
-        store.set(f"beat{state.rank}", json.dumps([time.time(), waits, idle]))
-        if waits and idle > min(5, options.hang_timeout):
-            find_hang(options, idle, user_line(frame))
-        elif idle > options.hang_timeout and not noticed:
+        place = f"{state.waiting or state.busy} at {user_line(frame)}".strip()
+        beat = json.dumps([time.time(), waits, idle, place])
+        store.set(f"beat{state.rank}", beat)
+        if idle > min(5, options.hang_timeout):
+            find_hang(options, idle, waits, place)
+        if idle > options.hang_timeout and not (waits or noticed):
             noticed = True
-            text = f"rank {state.rank} has done nothing for {idle:.0f} s"
-            print(f"Checkup: {text}, at {user_line(frame)}", file=sys.__stderr__)
+            text = f"rank {state.rank} has done nothing for {idle:.0f} s: {place}"
+            print(f"Checkup: {text}", file=ERRORS)
 
 
 def is_in_collective(frame):
@@ -112,22 +123,24 @@ def is_in_collective(frame):
     return False
 
 
-def find_hang(options, idle, line):
+def find_hang(options, idle, waits, place):
     """Stop the job if this rank waits for others that cannot come any more."""
     store, ranks = state.store, range(state.world)
     left = [r for r in ranks if store.check([f"record{r}"])]
     total = record.counts.total()
     for r in left:
-        if int(store.get(f"record{r}").split()[1]) < total:
-            text = f"rank {state.rank} waits at {line}, but rank {r} has ended"
+        if waits and int(store.get(f"record{r}").split()[1]) < total:
+            text = f"rank {state.rank} waits, {place}, but rank {r} has ended"
             stop_job("collectives", text)
             return
     beats = [f"beat{r}" for r in ranks if r not in left]
     if idle > options.hang_timeout and store.check(beats):
         others = [json.loads(beat) for beat in store.multi_get(beats)]
-        if all(waits and s > options.hang_timeout for _, waits, s in others):
-            text = f"{line}: rank {state.rank} waits, and so do the others"
-            stop_job("collectives", text)
+        places = "; ".join(f"rank {r}: {b[3]}" for r, b in enumerate(others))
+        if all(b[1] and b[2] > options.hang_timeout for b in others):
+            stop_job("collectives", f"all ranks wait; {places}")
+        elif all(b[2] > 5 * options.hang_timeout for b in others):
+            stop_job("failed", f"No rank does anything ({places})")
 
 
 def finish(options):
@@ -144,11 +157,11 @@ def finish(options):
     state.status = int(store.get("status"))
     time.sleep(0.5 * (state.rank == 0))  # the store may be in this process
     if state.end == "killed":
-        os._exit(state.status or 143)
+        EXIT(state.status or 143)
     if not state.end:  # it hangs
         if json.loads(store.get("stop"))[0] == "failed":  # torchrun ends this one
             time.sleep(10)
-        os._exit(state.status)
+        EXIT(state.status)
 
 
 def is_dead(rank):
@@ -200,14 +213,29 @@ def fingerprint(loop, seed, other_seed):
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(other_seed)
             many = hasattr(data, "__getitems__")
-            for leaf in tree_leaves(data.__getitems__([i]) if many else data[i]):
-                if isinstance(leaf, torch.Tensor):
-                    leaf = checksums([leaf]).tolist()
-                found.append(pickle.dumps(leaf))
-    except Exception:  # it may be closed, or not for pickle
+            found.append(digest(data.__getitems__([i]) if many else data[i]))
+    except Exception:  # it may be closed, or hold what has no contents
         return None
     half = len(found) // 2
     return found[:half] if found[:half] == found[half:] else None
+
+
+def digest(item, depth=0):
+    """Return the contents of an item: equal items may have different pickles."""
+    if depth > 4:
+        raise ValueError("too deep")
+    if isinstance(item, torch.Tensor):
+        return item.shape, checksums([item]).tolist()
+    if item is None or isinstance(item, PLAIN):
+        return item
+    if hasattr(item, "tobytes"):  # an array or an image
+        return zlib.crc32(item.tobytes())
+    if hasattr(item, "to_dict"):  # a graph
+        item = item.to_dict()
+    leaves, structure = tree_flatten(item)
+    if leaves and leaves[0] is item:  # an object
+        leaves = [*vars(item).items()]
+    return str(structure), [digest(leaf, depth + 1) for leaf in leaves]
 
 
 def finished_record(done):
@@ -228,6 +256,7 @@ def finished_record(done):
     if not waits:
         sent.weights = [*record.weights, checksums(state.last_parameters)]
         sent.labels = [*record.labels, "end"]
+        note_last()
     for name in ON_DEVICE:
         values = getattr(sent, name)
         values = tree_map_only(
@@ -239,6 +268,20 @@ def finished_record(done):
         if os.path.exists(path):
             sent.files[path, os.stat(path).st_ino] = line, append
     return sent
+
+
+def list_checksums(data, length):
+    """Return the data set's lists with an entry for each item, as checksums by name.
+
+    Paths and labels tell data sets apart whose items are transformed at random.
+    """
+    found = {}
+    for name, value in getattr(data, "__dict__", {}).items():
+        if isinstance(value, list | tuple) and len(value) == length <= MAX_ITEMS:
+            parts = [part for entry in value for part in tree_leaves(entry)]
+            if all(isinstance(part, PLAIN) for part in parts):
+                found[name] = zlib.crc32(repr(parts).encode())
+    return found
 
 
 def chooses(sampler):
@@ -287,4 +330,5 @@ def finished_loop(old, done, trained):
     workers = old.loader.num_workers > 0  # they seed all generators from base_seed
     again = new.sample and fingerprint(old, 1, int(workers))
     new.random = bool(again) and again != new.sample
+    new.lists = list_checksums(old.data, old.base_length)
     return [new]

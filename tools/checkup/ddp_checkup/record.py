@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
+EXIT = os._exit  # the script's is wrapped
 HERE = os.path.dirname(__file__)  # with ".." in it, as in the frames of this code
 # Code that is not the user's: "<frozen ...>", Python, packages, and this one.
 FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
@@ -46,9 +47,14 @@ def line_of(frame):
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def user_line(frame=None):
-    """Return the user's innermost line, and the script's line that led there."""
+def user_line(frame=None, skip=None):
+    """Return the user's innermost line, and the script's line that led there.
+
+    skip: a pattern for names of functions that call for others.
+    """
     frames = [*user_frames(frame or sys._getframe(1))]
+    while skip and len(frames) > 1 and skip.search(frames[0].f_code.co_name):
+        frames.pop(0)
     if not frames:
         return ""
     line = line_of(frames[0])

@@ -6,10 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 
 from ddp_checkup.checks import CHECKS
 from ddp_checkup.checks.verdicts import OK, Check, found, unseen
 from ddp_checkup.record import state
+
+LEVELS = "error", "warning", "advice", "ignored", "ok", "not seen"
 
 
 def judge(ranks, stop):
@@ -64,22 +67,28 @@ def show(*lines):
 def print_report(options, rows, ranks, stop):
     job = f"{state.world} ranks, {state.steps} steps"
     lines = [f"\nCheckup of {options.script}: {job}"]
-    for row in rows:
-        why = f" ({row['text']})" if row["state"] == "not seen" else ""
-        lines.append(f"  {row['state']:<9} {row['name']:<17} {row['promise']}{why}")
-        if row["fix"]:
-            lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
+    for level in LEVELS if options.all else LEVELS[:4]:
+        for row in rows:
+            if row["state"] == level:
+                lines += describe(row)
     if None in ranks:
         lines.append(f"Rank {ranks.index(None)} was killed: see its error.")
     elif stop and stop[0] == "failed":
-        rest = "see its error. The table is about the steps before."
-        lines.append(f"{stop[1]}: {rest}")
-    states = [row["state"] for row in rows]
-    checked = len(rows) - states.count("not seen")
-    errors, warnings = states.count("error"), states.count("warning")
-    last = f"{checked} of {len(rows)} checked, {errors} error{'s' * (errors != 1)}"
-    lines.append(f"{last}, {warnings} warning{'s' * (warnings != 1)}")
+        lines.append(f"{stop[1]}. The report is about the steps before.")
+    n = Counter(row["state"] for row in rows)
+    last = f"{n['error']} error{'s' * (n['error'] != 1)}, "
+    last += f"{n['warning']} warning{'s' * (n['warning'] != 1)}; "
+    last += f"{n['ok']} checks ok, {n['not seen']} not seen"
+    lines.append(last + " (--all lists them)" * (not options.all))
     show(*lines)
+
+
+def describe(row):
+    why = f" ({row['text']})" if row["state"] == "not seen" else ""
+    lines = [f"  {row['state']:<9} {row['name']:<17} {row['promise']}{why}"]
+    if row["fix"]:
+        lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
+    return lines
 
 
 def compare_with_reference(options):

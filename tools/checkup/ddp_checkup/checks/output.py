@@ -1,10 +1,12 @@
 """Checks of collectives, of files and of printed numbers."""
 
+from collections import Counter
 from pathlib import Path
 
 from ddp_checkup.checks.loops import auxiliary, loops
 from ddp_checkup.checks.ranks import have_parts, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
+from ddp_checkup.formulas import compute
 
 
 @check(
@@ -60,6 +62,39 @@ def files(ranks):
 def own_number(ranks):
     if have_parts(ranks):
         return unseen("ranks that share a model may share a batch")
+    if not ranks[0].prints:
+        return unseen("no number of a tensor was read and printed after a loop")
+    skip, matched, shared, own = evaluated_by_one(ranks), Counter(), set(), []
+    for line, readings in reversed(ranks[0].prints):
+        found_here = []
+        for reading in readings:
+            matched[reading.source[:2]] += 1 if reading.text else -1
+            if reading.text:
+                values = values_of_all(ranks, reading)
+                if is_shared(reading, values):
+                    shared |= reading.names
+                else:
+                    found_here.append((line, reading, values))
+        own += [f for f in found_here if not f[1].names & shared]
+    warning = OK
+    for line, reading, values in reversed(own):
+        often = matched[reading.source[:2]] >= 0  # else it is by chance
+        if not often or reading.source[1] in skip:
+            continue
+        reason = "its own part of the evaluation" if reading.evaluates else "its own"
+        if None not in values:
+            all_values = (f"rank {r}: {v:.6g}" for r, v in enumerate(values))
+            reason += f" ({', '.join(all_values)})"
+        text = f"{line}: {reading.text} is what rank 0 read at {reading.source[0]}"
+        if reading.evaluates:
+            return found(f"{text}: {reason}")
+        if warning is OK and not (reading.evaluates is None and None in values):
+            warning = found(f"{text}: {reason}", "warning")
+    return warning
+
+
+def evaluated_by_one(ranks):
+    """Return the keys of loops in which each rank that evaluates has all samples."""
     alone, full, rest = set(), set(), set()
     all_loops = [*loops(ranks, False)]
     for _, _, group, items in all_loops:
@@ -69,29 +104,28 @@ def own_number(ranks):
             full.add(group[0].key)
         else:
             rest |= {e.key for e in auxiliary(all_loops, group)}
-    warning = ""
-    for (kind, line, key), printed in ranks[0].prints.items():
-        text, matches, prints, evaluates = printed
-        often = matches and 2 * matches >= prints  # else it is by chance
-        if not often or key in alone | full - rest:
-            continue
-        reads = [str(r.read.get(line)) for r in ranks]
-        if kind == "own" and len({*reads}) == 1:
-            continue  # it is the same on all ranks
-        if evaluates is None and "None" in reads:  # there is no loader
-            continue  # not all ranks evaluate
-        reason = "its own part of the evaluation"
-        if kind == "sum":
-            reason = "a sum over ranks, not a mean"
-        elif evaluates:
-            return found(f"{text}: {reason}")
-        elif evaluates is False:
-            reason = "its own loss"
-        warning = warning or f"{text}: {reason}"
-    if warning:
-        return found(warning, "warning")
-    seen = ranks[0].prints or ranks[0].reduced
-    return OK if seen else unseen("no number of a tensor was read")
+    return alone | full - rest
+
+
+def values_of_all(ranks, reading):
+    """Return what each rank's readings come to by the same formula, None if none."""
+    found_by_rank = []
+    for r in ranks:
+        values = r.read.get(reading.source, [])
+        # Ranks may have different numbers of batches.
+        same = len(values) == len(ranks[0].read[reading.source])
+        values = values[reading.start : reading.stop if same else None]
+        value = compute(reading.formula, values, reading.sizes)
+        found_by_rank.append(None if value is None else reading.factor * value)
+    return found_by_rank
+
+
+def is_shared(reading, values):
+    """Return whether all ranks have the number, or one has it from all."""
+    if None in values:
+        return bool(reading.reduced)
+    apart = max(values) - min(values)
+    return reading.reduced == "on one rank" or apart <= 1e-6 * max(map(abs, values))
 
 
 @check(

@@ -39,8 +39,9 @@ def reset():
     record.closed = None  # None: no process group was made
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
+    record.uncalled = {}  # by id: lines where DDP models were made
+    state.passes = 0  # backward passes since the last step
     state.waiting, state.busy, state.shadowing = "", "", ""  # what runs: wrap()
-    state.summed, state.loss = [], None  # scalars that were summed, for output.py
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.forward_batch, state.fsdp_root = -1, None
 
@@ -85,44 +86,32 @@ def before_collective(name, values):
         what += [f"of rank {n}" for n in numbers]
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
     if name in REDUCTIONS + GATHERS and not averages:
-        state.reduced = True
+        to_one = name == "reduce" or name.startswith("gather")
+        state.reduced = "on one rank" if to_one else "on all ranks"
     if name in GATHERS and state.epoch:
         state.epoch.gathered = True
     meet(" ".join(what), members(groups[0]) if groups else None)
 
 
 def before_all_reduce(name, values):
-    """Remember a scalar that is summed: its sum may be printed as a mean."""
-    tensor, *others = values
     if not state.ddp and not record.sharded:  # gradients that are averaged by hand
-        note_inputs(tensor)
-    kinds = dist.ReduceOp, dist.ReduceOp.RedOpType
-    sums = all(v == dist.ReduceOp.SUM for v in others if isinstance(v, kinds))
-    scalar = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
-    if scalar and tensor.is_floating_point() and sums:
-        loss = None if state.loss is None else state.loss.clone()
-        state.summed.append([tensor, None, tensor.detach().clone(), loss])
-        del state.summed[:-8]
-
-
-def after_all_reduce(result, values):
-    if state.summed and state.summed[-1][0] is values[0]:
-        state.summed[-1][1] = values[0]._version
+        note_inputs(values[0])
 
 
 def before_backward(name, values):
-    loss = values[0]
-    state.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
+    state.passes += 1
 
 
 def after_ddp(result, values):
     record.names |= {id(p): n for n, p in values[0].module.named_parameters()}
+    record.uncalled[id(values[0])] = user_line()
 
 
 def before_forward(name, values):
     ddp, state.forward_batch = values[0], state.batch
     training = torch.is_grad_enabled()
     if training:
+        record.uncalled.pop(id(ddp), None)
         state.ddp, state.forward_line = ddp, user_line()
         record.unused = ""
         note_inputs(values[1:])
@@ -184,7 +173,7 @@ def install():
     for name in (*GATHERS, *REDUCTIONS, *OTHERS):
         if hasattr(dist, name):
             wrap(dist, name, before=before_collective, during="waiting")
-    wrap(dist, "all_reduce", before=before_all_reduce, after=after_all_reduce)
+    wrap(dist, "all_reduce", before=before_all_reduce)
     wrap(dist, "init_process_group", before=set_record("closed", False))
     wrap(dist, "destroy_process_group", before=set_record("closed"))
     wrap(DDP, "__init__", after=after_ddp)

@@ -1,6 +1,7 @@
 """Loops over loaders: which indices, in which order, and the contents of batches."""
 
 import functools
+from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ def reset():
     record.epochs = []  # loops over loaders
     record.inputs, record.batches = {}, {}  # by label: checksums of tensors
     state.epoch, state.loops = None, 0  # the present loop; those with steps
+    state.begun = Counter()  # loops, by key
     state.batch, state.reduced = 0, False  # whether a number was reduced since it
     state.joins, state.join_step = 0, 0  # with join()
 
@@ -55,6 +57,7 @@ def after_iter(iterator, values):
     loop.first = loop.last = state.steps
     loop.base_seed = iterator._base_seed if loader.num_workers else None
     record.epochs.append(loop)
+    loop.number = len(record.epochs)
 
 
 def wrap_next():

@@ -23,6 +23,7 @@ def reset():
     record.device = None  # of the parameters; None before the first step
     record.names, record.models = {}, []  # by id(parameter); per step (line, names)
     record.start, record.gradients, record.weights = [], [], []  # checksums per step
+    record.passes = []  # per step: backward passes before it
     record.labels = []  # per step: (number of its loop over a loader, step in it)
     record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
     record.clips = {}  # by label: (line, norm) of clipped gradients
@@ -31,6 +32,7 @@ def reset():
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
     state.random_loop = None
+    state.optimized = set()  # ids of the parameters that optimizers have
 
 
 def parameters(optimizer):
@@ -44,6 +46,7 @@ def before_step(optimizer, args, kwargs):
     if state.depth > 1 or state.shadowing:  # within another, or for other ranks
         return
     found = parameters(optimizer)
+    state.optimized.update(map(id, found))
     device = found[0].device if found else torch.device("cpu")
     if not record.start:
         record.start, record.device = [checksums(found)], name_device(device)
@@ -62,6 +65,8 @@ def before_step(optimizer, args, kwargs):
             record.batches[label], loop.latest = loop.latest, None
         loop.steps += 1
     record.labels.append(label)
+    record.passes.append(state.passes)
+    state.passes = 0
     record.gradients.append(checksums([p.grad for p in found], device))
     record.weights.append(checksums(found))  # before the step
     names = [f"{record.names.get(id(p), 'one')} {(*p.shape,)}" for p in found]

@@ -1,0 +1,28 @@
+"""A fixture for pytest: `checkup("train.py")` fails with the report."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def checkup():
+    """Return a function that runs a script and its options under the checkup.
+
+    n: ranks to start. options: of the checkup itself, such as "--strict".
+    """
+
+    def run(*words, n=2, options=()):
+        command = [sys.executable, "-m", "ddp_checkup", f"-n{n}", *options, *words]
+        done = subprocess.run(
+            [*map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode:
+            pytest.fail(done.stdout, pytrace=False)
+        return done.stdout
+
+    return run
