@@ -53,8 +53,7 @@ def parse_options():
         "--hang-timeout",
         type=float,
         default=60,
-        help="seconds until ranks that all wait count as hanging (60); five times "
-        "as long if they wait for something else than each other",
+        help="seconds without progress on any rank that count as a hang (60)",
     )
     parser.add_argument("--all", action="store_true", help="list all checks")
     parser.add_argument(
@@ -126,6 +125,8 @@ def start_ranks(options):
         torchrun([*command, *sys.argv[1:]])
     except ChildFailedError as error:
         status = max(failure.exitcode for failure in error.failures.values())
+        if status < 0:
+            print(f"Error: no report, a rank ended by signal {-status}")
         sys.exit(status if status > 0 else 128 - status)
     sys.exit()
 

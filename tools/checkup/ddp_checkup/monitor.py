@@ -4,18 +4,18 @@ import json
 import os
 import pickle
 import random
-import signal
 import sys
 import threading
 import time
 import traceback
 import zlib
 from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup.hooks.collectives import stop_job
@@ -24,8 +24,6 @@ from ddp_checkup.hooks.shared import checksums
 from ddp_checkup.record import EXIT, is_library, record, state, user_line
 from ddp_checkup.report import report
 
-# FSDP and DTensors call functional collectives, which have no hooks.
-COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
 ON_DEVICE += ("tensors",)
@@ -45,34 +43,12 @@ def start(options, address=None, generation=0):
     else:
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         port = int(os.environ["MASTER_PORT"]) + (not agent)
-        owner = state.rank == 0 and not agent
+        owner = state.owns_store = state.rank == 0 and not agent
         store = dist.TCPStore(os.environ["MASTER_ADDR"], port, None, owner)
     state.store = dist.PrefixStore(f"checkup{generation}", store)
     main = threading.main_thread().ident
-    if threading.current_thread() is threading.main_thread():
-        notice_sigterm()
     state.thread = threading.Thread(target=run, args=[options, main], daemon=True)
     state.thread.start()
-
-
-def notice_sigterm():
-    """Let torchrun's signal end this rank with a report, also within a collective.
-
-    Python's handlers wait for the main thread; the wakeup descriptor does not.
-    """
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return  # the script's
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def read():
-        while signal.SIGTERM not in os.read(reader, 1):
-            pass
-        state.end = state.end or "killed"
-
-    threading.Thread(target=read, daemon=True).start()
 
 
 def run(options, main):
@@ -91,7 +67,7 @@ def run(options, main):
 
 def watch(options, main):
     """Wait for the end of the script, or for a hang."""
-    store, last, moved, noticed = state.store, None, time.monotonic(), False
+    store, last, moved = state.store, None, time.monotonic()
     cpu = time.process_time()
     while not state.end and not store.check(["stop"]):
         time.sleep(0.2)
@@ -102,74 +78,45 @@ def watch(options, main):
         if (state.events, where) != last or computes:
             last, moved = (state.events, where), time.monotonic()
         idle = time.monotonic() - moved
-        waits = bool(state.waiting or state.busy or is_in_collective(frame))
-        place = f"{state.waiting or state.busy} at {user_line(frame)}".strip()
-        beat = json.dumps([time.time(), waits, idle, place])
+        waits = state.waiting or state.busy
+        place = f"{waits or 'nothing of PyTorch'} at {user_line(frame)}"
+        beat = json.dumps([bool(waits), idle, place])
         store.set(f"beat{state.rank}", beat)
         if idle > min(5, options.hang_timeout):
-            find_hang(options, idle, waits, place)
-        if idle > options.hang_timeout and not (waits or noticed):
-            noticed = True
-            text = f"rank {state.rank} has done nothing for {idle:.0f} s: {place}"
-            print(f"Checkup: {text}", file=ERRORS)
+            find_hang(options, idle, place)
 
 
-def is_in_collective(frame):
-    """Return whether this thread is in PyTorch's code for collectives."""
-    while frame and is_library(frame.f_code.co_filename):
-        if frame.f_code.co_filename.endswith(COLLECTIVES):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def find_hang(options, idle, waits, place):
-    """Stop the job if this rank waits for others that cannot come any more."""
+def find_hang(options, idle, place):
+    """Stop the job if this rank waits for others, and they do nothing either."""
     store, ranks = state.store, range(state.world)
     left = [r for r in ranks if store.check([f"record{r}"])]
-    total = record.counts.total()
     for r in left:
-        if waits and int(store.get(f"record{r}").split()[1]) < total:
-            text = f"rank {state.rank} waits, {place}, but rank {r} has ended"
+        if int(store.get(f"record{r}").split()[1]) < record.counts.total():
+            text = f"rank {state.rank} waits in {place}, but rank {r} has ended"
             stop_job("collectives", text)
             return
     beats = [f"beat{r}" for r in ranks if r not in left]
     if idle > options.hang_timeout and store.check(beats):
         others = [json.loads(beat) for beat in store.multi_get(beats)]
-        places = "; ".join(f"rank {r}: {b[3]}" for r, b in enumerate(others))
-        if all(b[1] and b[2] > options.hang_timeout for b in others):
-            stop_job("collectives", f"all ranks wait; {places}")
-        elif all(b[2] > 5 * options.hang_timeout for b in others):
-            stop_job("failed", f"No rank does anything ({places})")
+        if all(seconds > options.hang_timeout for _, seconds, _ in others):
+            places = [f"rank {r} is in {b[2]}" for r, b in enumerate(others)]
+            text = f"{', '.join(places)}, since {idle:.0f} s"
+            stop_job("collectives" if any(b[0] for b in others) else "failed", text)
 
 
 def finish(options):
-    """Print the report on one rank; end a rank that hangs."""
-    store, began = state.store, time.monotonic()
+    """Print the report on rank 0; end a rank that hangs."""
+    store = state.store
+    if state.rank == 0:
+        store.set("status", str(report(options, *gather(store))))
     while not store.check(["status"]):
-        waited = time.monotonic() - began
-        if state.rank == 0 or (waited > 3 + state.rank and is_dead(0)):
-            chosen = store.compare_set("collector", "", str(state.rank))
-            if chosen == str(state.rank).encode():
-                ranks, stop = gather(store)
-                store.set("status", str(report(options, ranks, stop)))
         time.sleep(0.1)
     state.status = int(store.get("status"))
-    time.sleep(0.5 * (state.rank == 0))  # the store may be in this process
-    if state.end == "killed":
-        EXIT(state.status or 143)
+    time.sleep(0.5 * state.owns_store)  # until the others have read it
     if not state.end:  # it hangs
         if json.loads(store.get("stop"))[0] == "failed":  # torchrun ends this one
             time.sleep(10)
         EXIT(state.status)
-
-
-def is_dead(rank):
-    """Return whether a rank has ended without a report."""
-    store = state.store
-    if store.check([f"record{rank}"]) or not store.check([f"beat{rank}"]):
-        return False
-    return time.time() - json.loads(store.get(f"beat{rank}"))[0] > 3
 
 
 def hand_in():
@@ -183,21 +130,18 @@ def hand_in():
 
 
 def gather(store):
-    """Return the ranks' records (None: killed), and why the job was stopped."""
-    ranks, deadline = {}, float("inf")
-    while len(ranks) < state.world and time.monotonic() < deadline:
-        if state.end == "killed" or store.check(["stop"]):
+    """Return the ranks' records, None if there is none, and why the job stopped."""
+    ranks, deadline = [None] * state.world, float("inf")
+    while None in ranks and time.monotonic() < deadline:
+        if store.check(["stop"]):
             deadline = min(deadline, time.monotonic() + 10)
         for r in range(state.world):
-            if r not in ranks and store.check([f"record{r}"]):
+            if ranks[r] is None and store.check([f"record{r}"]):
                 parts = range(int(store.get(f"record{r}").split()[0]))
                 blob = b"".join(store.get(f"record{r}/{i}") for i in parts)
                 ranks[r] = pickle.loads(blob)
-            elif r not in ranks and is_dead(r):
-                ranks[r] = None
         time.sleep(0.05)
-    stop = json.loads(store.get("stop")) if store.check(["stop"]) else None
-    return [ranks.get(r) for r in range(state.world)], stop
+    return ranks, json.loads(store.get("stop")) if store.check(["stop"]) else None
 
 
 def fingerprint(loop, seed, other_seed):
@@ -251,7 +195,7 @@ def finished_record(done):
     sent.syncs = {line: len(b & state.trained) for line, b in record.syncs.items()}
     sent.trained = len(state.trained)
     sent.framework = any(name in sys.modules for name in FRAMEWORKS)
-    stopped = state.end in ("", "failed", "killed")
+    stopped = state.end in ("", "failed")
     waits = stopped and record.device not in (None, "cpu")  # a GPU may, for ever
     if not waits:
         sent.weights = [*record.weights, checksums(state.last_parameters)]
@@ -278,9 +222,8 @@ def list_checksums(data, length):
     found = {}
     for name, value in getattr(data, "__dict__", {}).items():
         if isinstance(value, list | tuple) and len(value) == length <= MAX_ITEMS:
-            parts = [part for entry in value for part in tree_leaves(entry)]
-            if all(isinstance(part, PLAIN) for part in parts):
-                found[name] = zlib.crc32(repr(parts).encode())
+            with suppress(Exception):  # what has no contents
+                found[name] = zlib.crc32(repr(digest(value)).encode())
     return found
 
 

@@ -27,7 +27,8 @@ def reset():
     state.store, state.script, state.max_steps = None, "", 0
     state.address, state.main_prefix = None, ()  # of a spawned rank's store; -m's
     state.events = 0  # whatever shows that this rank does something
-    state.end = ""  # "done", "stopped" (--steps), "failed" or "killed"
+    state.owns_store = False
+    state.end = ""  # "done", "stopped" (--steps), "failed" or "unseen"
 
 
 def is_library(file):

@@ -18,7 +18,7 @@ LEVELS = "error", "warning", "advice", "ignored", "ok", "not seen"
 def judge(ranks, stop):
     """Return a row of each check, as in the JSON file.
 
-    ranks: their records, None if killed; stop: [kind, text] of a job that stopped.
+    ranks: their records, None if one sent none. stop: [kind, text] if it stopped.
     """
     kind, text = stop or ("", "")
     rows = []
@@ -26,7 +26,7 @@ def judge(ranks, stop):
         if check.name == kind:
             verdict = found(text)
         elif None in ranks:
-            verdict = unseen(f"rank {ranks.index(None)} was killed")
+            verdict = unseen(f"rank {ranks.index(None)} sent no record")
         else:
             verdict = check(ranks)
         rows.append(make_row(check, verdict))
@@ -71,9 +71,7 @@ def print_report(options, rows, ranks, stop):
         for row in rows:
             if row["state"] == level:
                 lines += describe(row)
-    if None in ranks:
-        lines.append(f"Rank {ranks.index(None)} was killed: see its error.")
-    elif stop and stop[0] == "failed":
+    if stop and stop[0] == "failed":
         lines.append(f"{stop[1]}. The report is about the steps before.")
     n = Counter(row["state"] for row in rows)
     last = f"{n['error']} error{'s' * (n['error'] != 1)}, "

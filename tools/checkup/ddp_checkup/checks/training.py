@@ -1,6 +1,5 @@
 """Checks of weights and gradients: the ranks train one model."""
 
-from collections import Counter
 from itertools import combinations
 
 from ddp_checkup.checks.ranks import no_replicas, no_steps
@@ -47,19 +46,6 @@ def are_averaged_later(ranks):
         elif model in differed:
             return True
     return False
-
-
-@check(
-    "each rank has its own GPU",
-    seen="the device of the parameters",
-    fix="Choose the GPU by local_rank: torch.cuda.set_device(local_rank).",
-)
-def own_gpu(ranks):
-    devices = Counter(r.device for r in ranks)
-    device, number = devices.most_common(1)[0]
-    if no_steps(ranks) or "cpu" in devices:
-        return unseen(no_steps(ranks) or "ranks on CPUs share the cores")
-    return found(f"several ranks use {device}") if number > 1 else OK
 
 
 @check(
@@ -125,13 +111,12 @@ def gradients(ranks):
             f"{line}: {text}, first {names[0]}" if names else f"{line}: {text}"
         )
     where = first_difference(ranks, "gradients")
-    averaged = not any(r.join for r in ranks)  # join() sends weights at its end
-    if where and averaged and are_averaged_later(ranks):
+    if where and are_averaged_later(ranks):
         return unseen("the ranks average their weights now and then")
     if where:
         return found(where)
     for i, passes in steps_of_all(ranks, "passes"):
-        if len({*passes}) > 1 and averaged:
+        if len({*passes}) > 1:
             numbers = ", ".join(f"rank {r}: {n}" for r, n in enumerate(passes))
             text = f"step {i + 1} has different numbers of backward passes"
             return found(f"{ranks[0].models[i][0]}: {text} ({numbers})")

@@ -4,6 +4,7 @@ The first rank to come to a collective writes it into the store; the others comp
 before they begin.
 """
 
+import inspect
 import json
 import re
 import threading
@@ -21,14 +22,9 @@ from ddp_checkup.hooks.loaders import note_inputs
 from ddp_checkup.hooks.shared import keep_out_of_graphs, set_record, wrap
 from ddp_checkup.record import record, state, user_line
 
-GATHERS = ["all_gather", "gather", "all_gather_object", "gather_object"]
-GATHERS += ["all_gather_into_tensor", "all_gather_single", "gather_single"]
-GATHERS += ["gather_into_tensor", "all_gather_coalesced"]
-REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
-REDUCTIONS += ["reduce_scatter_single", "all_reduce_coalesced"]
-REDUCTIONS += ["all_to_all", "all_to_all_single"]
-OTHERS = ["broadcast", "scatter", "barrier", "monitored_barrier"]
-OTHERS += ["broadcast_object_list", "scatter_object_list"]
+COLLECTIVE = re.compile(
+    "(all_|monitored_)?(gather|reduce|to_all|broadcast|scatter|barrier)"
+)
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 TRAIN = "a forward of the DDP model with gradients"
 EVALUATE = "a forward of the DDP model without gradients"
@@ -41,7 +37,7 @@ def reset():
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
     state.passes = 0  # backward passes since the last step
-    state.waiting, state.busy, state.shadowing = "", "", ""  # what runs: wrap()
+    state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.forward_batch, state.fsdp_root = -1, None
 
@@ -85,10 +81,10 @@ def before_collective(name, values):
     if name in ("broadcast", "reduce"):
         what += [f"of rank {n}" for n in numbers]
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
-    if name in REDUCTIONS + GATHERS and not averages:
+    if re.search("gather|reduce|to_all", name) and not averages:
         to_one = name == "reduce" or name.startswith("gather")
         state.reduced = "on one rank" if to_one else "on all ranks"
-    if name in GATHERS and state.epoch:
+    if "gather" in name and state.epoch:
         state.epoch.gathered = True
     meet(" ".join(what), members(groups[0]) if groups else None)
 
@@ -115,17 +111,11 @@ def before_forward(name, values):
         state.ddp, state.forward_line = ddp, user_line()
         record.unused = ""
         note_inputs(values[1:])
-    if ddp._join_config.enable:
-        record.join = True
+    if record.join:
         return
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     if buffers or (training and ddp.require_backward_grad_sync):
         meet(TRAIN if training else EVALUATE, members(ddp.process_group))
-
-
-def before_join(name, values):
-    """Count a `with join()` as a loop: ranks make different numbers of steps."""
-    state.joins, state.join_step = state.joins + 1, state.steps
 
 
 def note_unused(error):
@@ -170,17 +160,18 @@ def before_compile(name, values):
 
 
 def install():
-    for name in (*GATHERS, *REDUCTIONS, *OTHERS):
-        if hasattr(dist, name):
+    for name, value in [*vars(dist).items()]:
+        if COLLECTIVE.match(name) and inspect.isfunction(value):
             wrap(dist, name, before=before_collective, during="waiting")
+    for name in ("send", "recv"):
+        wrap(dist, name, during="waiting")
     wrap(dist, "all_reduce", before=before_all_reduce)
     wrap(dist, "init_process_group", before=set_record("closed", False))
     wrap(dist, "destroy_process_group", before=set_record("closed"))
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before=before_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")
-    wrap(Join, "__enter__", before=before_join)
-    wrap(Join, "__exit__", during="shadowing")
+    wrap(Join, "__init__", after=set_record("join"))
     wrap(FSDP1, "__init__", after=set_record("sharded"))
     wrap(FSDP1, "forward", before=before_fsdp1_forward, during="busy")
     wrap(torch, "compile", before=before_compile)

@@ -21,7 +21,6 @@ def reset():
     state.epoch, state.loops = None, 0  # the present loop; those with steps
     state.begun = Counter()  # loops, by key
     state.batch, state.reduced = 0, False  # whether a number was reduced since it
-    state.joins, state.join_step = 0, 0  # with join()
 
 
 def loop_of(iterator):
@@ -84,7 +83,7 @@ def wrap_next():
 def next_label(loop):
     """Return (loop, step in it): steps of ranks are compared if these are equal."""
     if loop is None:
-        return -state.joins, state.steps - state.join_step
+        return 0, state.steps
     if loop.label is None:
         state.loops += 1
         loop.label = state.loops

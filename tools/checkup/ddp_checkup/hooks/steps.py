@@ -1,6 +1,5 @@
 """Steps of the optimizers: weights, gradients, clipping and random numbers."""
 
-import os
 import random
 import sys
 
@@ -20,7 +19,7 @@ class StopAfterSteps(BaseException):
 
 
 def reset():
-    record.device = None  # of the parameters; None before the first step
+    record.device = None  # its type; None before the first step
     record.names, record.models = {}, []  # by id(parameter); per step (line, names)
     record.start, record.gradients, record.weights = [], [], []  # checksums per step
     record.passes = []  # per step: backward passes before it
@@ -43,13 +42,13 @@ def parameters(optimizer):
 
 def before_step(optimizer, args, kwargs):
     state.depth += 1
-    if state.depth > 1 or state.shadowing:  # within another, or for other ranks
+    if state.depth > 1:  # within another
         return
     found = parameters(optimizer)
     state.optimized.update(map(id, found))
     device = found[0].device if found else torch.device("cpu")
     if not record.start:
-        record.start, record.device = [checksums(found)], name_device(device)
+        record.start, record.device = [checksums(found)], device.type
         note_shards(optimizer)
     loop = state.epoch
     label = number, steps = next_label(loop)
@@ -75,7 +74,7 @@ def before_step(optimizer, args, kwargs):
 
 def after_step(optimizer, args, kwargs):
     state.depth -= 1
-    if state.depth or state.shadowing:
+    if state.depth:
         return
     state.last_parameters = parameters(optimizer)
     state.steps, state.events = state.steps + 1, state.events + 1
@@ -104,16 +103,6 @@ def note_norm(norm):
     if state.steps < MAX_STEPS and all(p.is_replicate() for p in placements):
         label = next_label(state.epoch)
         record.clips.setdefault(label, (user_line(), norm.detach()))
-
-
-def name_device(device):
-    if device.type == "cpu":
-        return "cpu"
-    name = str(device)
-    if device.type == "cuda":  # its number may differ by process
-        gpu = torch.cuda.get_device_properties(device)
-        name = f"{gpu.uuid} {gpu.pci_domain_id}:{gpu.pci_bus_id}"
-    return f"{os.uname().nodename} {name}"
 
 
 def random_states(device):
