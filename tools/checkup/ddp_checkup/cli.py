@@ -53,7 +53,7 @@ def parse_options():
         "--hang-timeout",
         type=float,
         default=60,
-        help="seconds without progress on any rank that count as a hang (60)",
+        help="seconds until ranks that wait for each other count as hanging (60)",
     )
     parser.add_argument("--all", action="store_true", help="list all checks")
     parser.add_argument(

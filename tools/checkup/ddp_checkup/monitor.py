@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup.hooks.collectives import stop_job
-from ddp_checkup.hooks.modules import note_last
+from ddp_checkup.hooks.modules import note_tensors
 from ddp_checkup.hooks.shared import checksums
 from ddp_checkup.record import EXIT, is_library, record, state, user_line
 from ddp_checkup.report import report
@@ -27,6 +27,8 @@ from ddp_checkup.report import report
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
 ON_DEVICE += ("tensors",)
+# FSDP and DTensors call functional collectives, which have no hooks.
+COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
 ERRORS = sys.__stderr__
 MAX_ITEMS = 200_000  # of a data set whose lists are compared
@@ -78,30 +80,42 @@ def watch(options, main):
         if (state.events, where) != last or computes:
             last, moved = (state.events, where), time.monotonic()
         idle = time.monotonic() - moved
-        waits = state.waiting or state.busy
-        place = f"{waits or 'nothing of PyTorch'} at {user_line(frame)}"
-        beat = json.dumps([bool(waits), idle, place])
-        store.set(f"beat{state.rank}", beat)
+        call = state.waiting or state.busy
+        waits = bool(call) or is_in_collective(frame)
+        place = f"{call} at {user_line(frame)}".strip()
+        store.set(f"beat{state.rank}", json.dumps([waits, idle, place]))
         if idle > min(5, options.hang_timeout):
-            find_hang(options, idle, place)
+            find_hang(options, idle, waits, place)
 
 
-def find_hang(options, idle, place):
-    """Stop the job if this rank waits for others, and they do nothing either."""
+def is_in_collective(frame):
+    """Return whether this thread is in PyTorch's code for collectives."""
+    while frame and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename.endswith(COLLECTIVES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def find_hang(options, idle, waits, place):
+    """Stop the job if this rank waits for others, or no rank does anything."""
     store, ranks = state.store, range(state.world)
     left = [r for r in ranks if store.check([f"record{r}"])]
     for r in left:
-        if int(store.get(f"record{r}").split()[1]) < record.counts.total():
+        number = int(store.get(f"record{r}").split()[1])
+        if waits and number < record.counts.total():
             text = f"rank {state.rank} waits in {place}, but rank {r} has ended"
             stop_job("collectives", text)
             return
     beats = [f"beat{r}" for r in ranks if r not in left]
     if idle > options.hang_timeout and store.check(beats):
         others = [json.loads(beat) for beat in store.multi_get(beats)]
-        if all(seconds > options.hang_timeout for _, seconds, _ in others):
-            places = [f"rank {r} is in {b[2]}" for r, b in enumerate(others)]
-            text = f"{', '.join(places)}, since {idle:.0f} s"
-            stop_job("collectives" if any(b[0] for b in others) else "failed", text)
+        places = [f"rank {r} is in {b[2]}" for r, b in enumerate(others)]
+        text = f"{', '.join(places)}, since {idle:.0f} s"
+        if all(b[0] and b[1] > options.hang_timeout for b in others):
+            stop_job("collectives", text)
+        elif all(b[1] > 5 * options.hang_timeout for b in others):
+            stop_job("failed", text)
 
 
 def finish(options):
@@ -200,7 +214,8 @@ def finished_record(done):
     if not waits:
         sent.weights = [*record.weights, checksums(state.last_parameters)]
         sent.labels = [*record.labels, "end"]
-        note_last()
+        for entry in state.modules.values():
+            note_tensors(entry, "at the end")
     for name in ON_DEVICE:
         values = getattr(sent, name)
         values = tree_map_only(

@@ -15,14 +15,10 @@ def checkup():
 
     def run(*words, n=2, options=()):
         command = [sys.executable, "-m", "ddp_checkup", f"-n{n}", *options, *words]
-        done = subprocess.run(
-            [*map(str, command)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        command = [*map(str, command)]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            pytest.fail(done.stdout, pytrace=False)
+            pytest.fail(done.stdout + done.stderr, pytrace=False)
         return done.stdout
 
     return run

@@ -95,25 +95,21 @@ def compare_with_reference(options):
     command = [sys.executable, script, *options.arguments, *own]
     show(f"\nReference: {' '.join(command[1:])}")
     env = {name: v for name, v in os.environ.items() if "RANK" not in name}
-    env.pop("WORLD_SIZE", None)  # not there in a spawned rank
-    env["LOCAL_WORLD_SIZE"] = "1"
+    env |= {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": ""}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     ours, theirs = read_losses("\n".join(state.lines)), read_losses(done.stdout)
-    promise = "the losses are those of the reference"
-    if done.returncode:
-        verdict = found(f"{script} failed, see above")
-    elif not theirs or len(theirs) != len(ours):
-        theirs = f"the reference has {len(theirs)}"
-        verdict = found(f"{len(ours)} losses were printed, {theirs}")
-    else:
+    text, apart = f"{len(ours)} losses were printed, {len(theirs)} by {script}", None
+    if theirs and len(theirs) == len(ours):
         differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
         apart = max(differences) / theirs[0]
         text = f"at most {apart:.2%} of its first loss apart"
-        verdict = found(text)
-        if apart <= options.tolerance:
-            verdict, promise = OK._replace(text=text), f"{promise} ({text})"
+    if done.returncode:
+        text, apart = f"{script} failed, see above", None
+    good = apart is not None and apart <= options.tolerance
+    promise = "the losses are those of the reference" + f" ({text})" * good
     fix = f"Compare global batch, learning rate and seed with those of {script}."
-    return make_row(Check("reference", "error", promise, "", fix, None), verdict)
+    check = Check("reference", "error", promise, "", fix, None)
+    return make_row(check, OK if good else found(text))
 
 
 def read_losses(text):

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from ddp_checkup.checks.loops import auxiliary, loops
+from ddp_checkup.checks.loops import loops
 from ddp_checkup.checks.ranks import have_parts, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
 from ddp_checkup.formulas import compute
@@ -64,22 +64,21 @@ def own_number(ranks):
         return unseen("ranks that share a model may share a batch")
     if not ranks[0].prints:
         return unseen("no number of a tensor was read and printed after a loop")
-    skip, matched, shared, own = evaluated_by_one(ranks), Counter(), set(), []
+    alone = {g[0].key for _, _, g, _ in loops(ranks, False) if len(g) < len(ranks)}
+    shared, own = set(), []
     for line, readings in reversed(ranks[0].prints):
-        found_here = []
-        for reading in readings:
-            matched[reading.source[:2]] += 1 if reading.text else -1
-            if reading.text:
-                values = values_of_all(ranks, reading)
-                if is_shared(reading, values):
-                    shared |= reading.names
-                else:
-                    found_here.append((line, reading, values))
-        own += [f for f in found_here if not f[1].names & shared]
+        values = [values_of_all(ranks, reading) for reading in readings]
+        output = [*zip(readings, values, strict=True)]
+        for reading, _ in filter(lambda pair: is_shared(*pair), output):
+            shared |= reading.names
+        own += [(line, *pair) for pair in output if not pair[0].names & shared]
+    matches = Counter(source[:2] for source in {r.source for _, r, _ in own})
+    loops_seen = Counter(source[:2] for source in ranks[0].available)
     warning = OK
     for line, reading, values in reversed(own):
-        often = matched[reading.source[:2]] >= 0  # else it is by chance
-        if not often or reading.source[1] in skip:
+        place = reading.source[:2]
+        often = 2 * matches[place] >= loops_seen[place]  # else it is by chance
+        if not often or reading.source[1] in alone:
             continue
         reason = "its own part of the evaluation" if reading.evaluates else "its own"
         if None not in values:
@@ -91,20 +90,6 @@ def own_number(ranks):
         if warning is OK and not (reading.evaluates is None and None in values):
             warning = found(f"{text}: {reason}", "warning")
     return warning
-
-
-def evaluated_by_one(ranks):
-    """Return the keys of loops in which each rank that evaluates has all samples."""
-    alone, full, rest = set(), set(), set()
-    all_loops = [*loops(ranks, False)]
-    for _, _, group, items in all_loops:
-        if len(group) < len(ranks):
-            alone.add(group[0].key)
-        elif items and all({*e.items} == items for e in group):
-            full.add(group[0].key)
-        else:
-            rest |= {e.key for e in auxiliary(all_loops, group)}
-    return alone | full - rest
 
 
 def values_of_all(ranks, reading):
@@ -124,8 +109,9 @@ def is_shared(reading, values):
     """Return whether all ranks have the number, or one has it from all."""
     if None in values:
         return bool(reading.reduced)
-    apart = max(values) - min(values)
-    return reading.reduced == "on one rank" or apart <= 1e-6 * max(map(abs, values))
+    decimals = len(reading.text.partition(".")[2])
+    alike = max(values) - min(values) < 0.1**decimals
+    return alike or reading.reduced == "on one rank"
 
 
 @check(
@@ -142,20 +128,3 @@ def host_sync(ranks):
                 return found(f"{line}: rank {r.rank} reads a number {many}")
     few = any(r.trained < 3 for r in ranks)
     return unseen(no_steps(ranks) or "too few steps") if few else OK
-
-
-@check(
-    "the process group is destroyed at the end",
-    seen="calls of destroy_process_group",
-    fix="Call dist.destroy_process_group() at the end: else NCCL warns, and a rank "
-    "that leaves early can break the others.",
-    level="advice",
-)
-def destroy_group(ranks):
-    if not all(r.done for r in ranks):
-        return unseen("the script did not come to its end")
-    if all(r.closed is None for r in ranks):
-        return unseen("there was no process group")
-    if any(r.framework for r in ranks):
-        return unseen("the framework does that")
-    return OK if all(r.closed for r in ranks) else found("it was not destroyed")

@@ -22,9 +22,8 @@ from ddp_checkup.hooks.loaders import note_inputs
 from ddp_checkup.hooks.shared import keep_out_of_graphs, set_record, wrap
 from ddp_checkup.record import record, state, user_line
 
-COLLECTIVE = re.compile(
-    "(all_|monitored_)?(gather|reduce|to_all|broadcast|scatter|barrier)"
-)
+KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
+COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 TRAIN = "a forward of the DDP model with gradients"
 EVALUATE = "a forward of the DDP model without gradients"
@@ -32,7 +31,6 @@ EVALUATE = "a forward of the DDP model without gradients"
 
 def reset():
     record.counts, record.last = Counter(), {}  # collectives, by group
-    record.closed = None  # None: no process group was made
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
@@ -166,8 +164,6 @@ def install():
     for name in ("send", "recv"):
         wrap(dist, name, during="waiting")
     wrap(dist, "all_reduce", before=before_all_reduce)
-    wrap(dist, "init_process_group", before=set_record("closed", False))
-    wrap(dist, "destroy_process_group", before=set_record("closed"))
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before=before_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")

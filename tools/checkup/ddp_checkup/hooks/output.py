@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections import defaultdict
+from itertools import product
 from types import SimpleNamespace
 
 import torch
@@ -32,6 +33,7 @@ def reset():
     record.read = defaultdict(list)  # by (line, loop, its number): what was read
     record.syncs = defaultdict(set)  # by line: batches in which it waits
     record.prints = []  # outputs after a loop, with what was read before
+    record.available = set()  # the keys of what was read before outputs
     record.totals = set()  # whole numbers in the output
     record.files = {}  # by path: (line, whether all only appended)
     state.numbers = {}  # by (line, loop): what was read since the last output
@@ -102,32 +104,30 @@ def note_numbers(numbers):
         return  # in the middle of an epoch a rank may print its own loss
     if not numbers or not state.numbers or len(record.prints) >= MAX_OUTPUTS:
         return
-    readings, begun = [], state.begun.total()
-    for source, (start, reduced, its_loop) in state.numbers.items():
-        new = SimpleNamespace(source=source, reduced=reduced, text="")
-        values = record.read[source][start:]
-        new.start, new.stop = start, start + len(values)
-        new.sizes = batch_sizes(its_loop) if its_loop else []
-        new.evaluates = not its_loop.steps if its_loop else None
-        find_match(new, numbers, values, its_loop)
-        # Later outputs replace earlier ones of the same loop and name.
-        new.names = {(begun, name) for name in (new.text, new.word) if name}
-        readings.append(new)
-    record.prints.append((user_line(skip=PRINTERS), readings))
-    state.numbers.clear()
+    readings = [find_match(source, numbers) for source in state.numbers]
+    record.available |= state.numbers.keys()
+    record.prints.append((user_line(skip=PRINTERS), [r for r in readings if r]))
+    if not loop:
+        state.numbers.clear()
 
 
-def find_match(reading, numbers, values, loop):
-    """Note which number of an output was computed from these values, and how."""
-    reading.word = reading.formula = None
-    for formula in formulas(values, loop):
-        value = compute(formula, values, reading.sizes)
-        for before, text in numbers:
-            factors = [f for f in (1, 100) if value and shows(text, f * value)]
-            if factors and not reading.text:
-                words = ["", *re.findall("[a-z]+", before.lower())]
-                reading.text, reading.word = text, words[-1]
-                reading.formula, reading.factor = formula, factors[0]
+def find_match(source, numbers):
+    """Return which number of an output may be computed from a reading, and how."""
+    start, reduced, loop = state.numbers[source]
+    new = SimpleNamespace(source=source, reduced=reduced, start=start)
+    values = record.read[source][start:]
+    new.stop, new.sizes = start + len(values), batch_sizes(loop) if loop else []
+    new.evaluates = not loop.steps if loop else None
+    for new.formula in formulas(values, loop):
+        value = compute(new.formula, values, new.sizes)
+        for (before, new.text), new.factor in product(numbers, (1, 100)):
+            if value and shows(new.text, new.factor * value):
+                words = re.findall("[a-z]+", before.lower())[-1:]
+                # Later outputs of the same loops replace those of the same name.
+                begun = state.begun.total()
+                new.names = {(begun, name) for name in (new.text, *words)}
+                return new
+    return None
 
 
 def shows(text, value):
