@@ -36,17 +36,12 @@ CHECK = {"choices": [check.name for check in CHECKS], "metavar": "CHECK"}
 
 
 def parse_options():
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("ddp-checkup", formatter_class=form)
-    parser.description = __doc__
-    parser.add_argument(
-        "-n", "--ranks", type=int, help="ranks to start: 4 show most"
-    )
+    parser = argparse.ArgumentParser("ddp-checkup", None, __doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-n", "--ranks", type=int, help="ranks; best 4")
     parser.add_argument("-m", "--module", action="store_true", help="run a module")
     parser.add_argument("--steps", type=int, default=0, help="steps to stop after")
-    parser.add_argument(
-        "--strict", action="store_true", help="warnings fail as well"
-    )
+    parser.add_argument("--strict", action="store_true", help="warnings fail too")
     parser.add_argument("--ignore", action="append", help="check to ignore", **CHECK)
     parser.add_argument("--json", metavar="FILE", help="file for the report as JSON")
     parser.add_argument(
@@ -56,29 +51,20 @@ def parse_options():
         help="seconds until ranks that wait for each other count as hanging (60)",
     )
     parser.add_argument("--all", action="store_true", help="list all checks")
-    parser.add_argument(
-        "--reference", help="script for one GPU with the same losses"
-    )
-    parser.add_argument(
-        "--tolerance", type=float, default=0.05, help="of the losses"
-    )
+    parser.add_argument("--reference", help="script for one GPU with these losses")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="of losses")
     parser.add_argument("--explain", help="explain a check, and exit", **CHECK)
     parser.add_argument("script", nargs="?", help="DDP script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its options")
     options = parser.parse_args()
     if options.explain:
-        explain(options.explain)
+        check = next(check for check in CHECKS if check.name == options.explain)
+        print(f"{check.name} ({check.level}): {check.promise}")
+        print(f"Seen by: {check.seen}.\nFix: {check.fix}")
         sys.exit()
     if not (options.script and find_script(options)):
         parser.error(f"no script {options.script}; give a file's path, or -m MODULE")
     return options
-
-
-def explain(name):
-    """Print what a check promises, how it is seen, and how to fix it."""
-    check = next(check for check in CHECKS if check.name == name)
-    print(f"{name} ({check.level}): {check.promise}")
-    print(f"Seen by: {check.seen}.\nFix: {check.fix}")
 
 
 def main():
@@ -106,10 +92,7 @@ def find_script(options):
     if not options.module:
         return os.path.isfile(options.script) and os.path.abspath(options.script)
     sys.path[0] = os.getcwd()
-    try:
-        spec = find_spec(options.script)
-    except ImportError:
-        return None
+    spec = find_spec(options.script)
     return spec and spec.origin
 
 

@@ -178,10 +178,8 @@ def fingerprint(loop, seed, other_seed):
     return found[:half] if found[:half] == found[half:] else None
 
 
-def digest(item, depth=0):
+def digest(item):
     """Return the contents of an item: equal items may have different pickles."""
-    if depth > 4:
-        raise ValueError("too deep")
     if isinstance(item, torch.Tensor):
         return item.shape, checksums([item]).tolist()
     if item is None or isinstance(item, PLAIN):
@@ -192,8 +190,8 @@ def digest(item, depth=0):
         item = item.to_dict()
     leaves, structure = tree_flatten(item)
     if leaves and leaves[0] is item:  # an object
-        leaves = [*vars(item).items()]
-    return str(structure), [digest(leaf, depth + 1) for leaf in leaves]
+        leaves = sorted(vars(item).items())
+    return str(structure), [digest(leaf) for leaf in leaves]
 
 
 def finished_record(done):
@@ -277,8 +275,7 @@ def finished_loop(old, done, trained):
     new.batch = max([1, *map(len, dealt)])
     parts = old.loader, old.loader.batch_sampler, sampler
     new.drops = any(getattr(part, "drop_last", False) for part in parts)
-    weighted = type(sampler).__name__ == "WeightedRandomSampler"
-    new.replaces = weighted or getattr(sampler, "replacement", False)
+    new.replaces = getattr(sampler, "replacement", False)
     new.chooses = any(map(chooses, (sampler, old.loader.batch_sampler)))
     new.shards = isinstance(sampler, DistributedSampler)
     new.gathered, new.base_seed = old.gathered, old.base_seed

@@ -14,8 +14,8 @@ def checkup():
     """
 
     def run(*words, n=2, options=()):
-        command = [sys.executable, "-m", "ddp_checkup", f"-n{n}", *options, *words]
-        command = [*map(str, command)]
+        command = [sys.executable, "-m", "ddp_checkup", f"-n{n}", *options]
+        command += map(str, words)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             pytest.fail(done.stdout + done.stderr, pytrace=False)

@@ -74,8 +74,7 @@ def print_report(options, rows, ranks, stop):
     if stop and stop[0] == "failed":
         lines.append(f"{stop[1]}. The report is about the steps before.")
     n = Counter(row["state"] for row in rows)
-    last = f"{n['error']} error{'s' * (n['error'] != 1)}, "
-    last += f"{n['warning']} warning{'s' * (n['warning'] != 1)}; "
+    last = f"Errors: {n['error']}, warnings: {n['warning']}, advice: {n['advice']}; "
     last += f"{n['ok']} checks ok, {n['not seen']} not seen"
     lines.append(last + " (--all lists them)" * (not options.all))
     show(*lines)
@@ -95,7 +94,7 @@ def compare_with_reference(options):
     command = [sys.executable, script, *options.arguments, *own]
     show(f"\nReference: {' '.join(command[1:])}")
     env = {name: v for name, v in os.environ.items() if "RANK" not in name}
-    env |= {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": ""}
+    env |= {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     ours, theirs = read_losses("\n".join(state.lines)), read_losses(done.stdout)
     text, apart = f"{len(ours)} losses were printed, {len(theirs)} by {script}", None

@@ -56,6 +56,8 @@ def are_averaged_later(ranks):
 def start(ranks):
     if no_replicas(ranks):
         return unseen(no_replicas(ranks))
+    if no_gradient(ranks):
+        return unseen("see gradients")
     line, names = ranks[0].models[0]
     differing = count_differing([r.start[0] for r in ranks], names)
     return found(f"{line}, before step 1: {differing}") if differing else OK
@@ -82,6 +84,10 @@ def shards(ranks):
     return OK
 
 
+def no_gradient(ranks):
+    return not any(value for r in ranks for step in r.gradients for value in step)
+
+
 @check(
     "gradients are averaged over the ranks",
     seen="checksums of the gradients at each step",
@@ -92,7 +98,7 @@ def gradients(ranks):
         return unseen(no_replicas(ranks))
     if any(r.unused for r in ranks):
         return unseen("see unused-parameters")
-    if not any(value for r in ranks for step in r.gradients for value in step):
+    if no_gradient(ranks):
         line, names = ranks[0].models[0]
         text = f"no gradient in any step; the optimizer has {len(names)} parameters"
         return found(

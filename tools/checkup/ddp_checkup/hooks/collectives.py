@@ -133,15 +133,12 @@ def after_fully_shard(result, values):
 
 
 def before_fsdp_forward(module, inputs):
+    record.sharded = True
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     if state.fsdp_root in (None, module):  # its parts come later
         state.fsdp_root = module
         note_inputs(inputs)
-
-
-def before_fsdp1_forward(name, values):
-    before_fsdp_forward(values[0], values[1:])
 
 
 def after_draw(supported, values):
@@ -168,8 +165,8 @@ def install():
     wrap(DDP, "forward", before=before_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")
     wrap(Join, "__init__", after=set_record("join"))
-    wrap(FSDP1, "__init__", after=set_record("sharded"))
-    wrap(FSDP1, "forward", before=before_fsdp1_forward, during="busy")
+    wrap(FSDP1, "__init__", after=after_fully_shard)
+    wrap(FSDP1, "forward", during="busy")
     wrap(torch, "compile", before=before_compile)
     wrap(fsdp, "fully_shard", after=after_fully_shard)
     wrap(parallel, "parallelize_module", after=set_record("parallel"))
