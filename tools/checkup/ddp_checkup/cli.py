@@ -170,7 +170,8 @@ def print_error(error):
     frames = error.__traceback__
     while frames and is_library(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
-    traceback.print_exception(error.with_traceback(frames or error.__traceback__))
+    error = error.with_traceback(frames or error.__traceback__)
+    sys.__stderr__.write("".join(traceback.format_exception(error)))
 
 
 def fail_rank(error):

@@ -30,7 +30,6 @@ ON_DEVICE += ("tensors",)
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
-ERRORS = sys.__stderr__
 MAX_ITEMS = 200_000  # of a data set whose lists are compared
 PLAIN = str, bytes, int, float, complex, os.PathLike, torch.dtype
 
@@ -60,10 +59,10 @@ def run(options, main):
             hand_in()
             finish(options)
     except Exception as error:  # the main thread may wait for ever
+        text = traceback.format_exc()
         if isinstance(error, dist.DistError):  # the process with the store ended
-            print("Checkup: no report, see the other ranks' errors", file=ERRORS)
-        else:
-            traceback.print_exc()
+            text = "Checkup: no report, see the other ranks' errors\n"
+        sys.__stderr__.write(text)
         EXIT(3)
 
 

@@ -61,7 +61,8 @@ def report(options, ranks, stop):
 
 
 def show(*lines):
-    print("\n".join(lines), file=state.stdout, flush=True)
+    state.stdout.write("\n".join([*lines, ""]))  # scripts may replace print()
+    state.stdout.flush()
 
 
 def print_report(options, rows, ranks, stop):
