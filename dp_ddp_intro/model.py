@@ -2,7 +2,6 @@
 
 import os
 
-import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -19,41 +18,38 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(length, width)
 
     def forward(self, tokens):
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.token(tokens) + self.position(positions)
+        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each with a residual connection."""
+    """Attention (none if heads is 0) and an MLP, each with a residual connection."""
 
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        if heads:
+            self.norm = nn.LayerNorm(width)
+            self.qkv = nn.Linear(width, 3 * width)
+            self.proj = nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        self.mlp = nn.Sequential(*mlp)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), *mlp)
 
     def forward(self, x):
-        qkv = self.qkv(self.norm1(x)).unflatten(-1, (self.heads, 3, -1))
-        q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width) each
-        # Causal: no token sees a later one.
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))
+        if self.heads:
+            qkv = self.qkv(self.norm(x)).unflatten(-1, (self.heads, 3, -1))
+            q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (N, heads, length, head_width)
+            # Causal: no token sees a later one.
+            attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.proj(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(x)
 
 
 class Transformer(nn.Module):
-    """Maps tokens (N, length) to logits (N, length, VOCABULARY) of the next tokens.
-
-    The default is the size of GPT-2 except for the vocabulary: 85 million parameters
-    (https://huggingface.co/openai-community/gpt2). Raises UserError if width is not
-    divisible by heads.
-    """
+    """Maps tokens (N, length) to logits of the next ones (N, length, VOCABULARY)."""
 
     def __init__(self, layers=12, width=768, heads=12, length=256, verbose=False):
         super().__init__()
-        if width % heads:
+        if heads and width % heads:
             problem = f"--width {width} is not divisible by --heads {heads}"
             raise UserError(f"{problem}; use --width {-(-width // heads) * heads}")
         if verbose:

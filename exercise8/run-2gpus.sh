@@ -3,7 +3,7 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=14
 #SBATCH --gpus-per-node=2
-#SBATCH --time=00:20:00
+#SBATCH --time=01:00:00
 
 # 2 processes on one node, each with its own GPU.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]

@@ -3,7 +3,7 @@
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=7
 #SBATCH --gpus-per-node=1
-#SBATCH --time=00:20:00
+#SBATCH --time=01:00:00
 
 # One process on one GPU.
 #     sbatch run.sh SCRIPT.py [OPTIONS]

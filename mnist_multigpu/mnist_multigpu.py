@@ -1,7 +1,7 @@
 """DataParallel: MNIST with a small CNN, one process for all GPUs.
 
     sbatch slurm_singlegpu.sh    # mnist_singlegpu.py: one GPU
-    sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel, line profile
+    sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel
     sbatch slurm_ddp.sh          # mnist_ddp.py: DDP
 
 Without a GPU, add $SMALL (set by `source common/env.sh`): few epochs.

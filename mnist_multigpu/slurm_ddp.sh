@@ -8,7 +8,7 @@
 #SBATCH --output=logs_%j.out
 #SBATCH --error=logs_%j.err
 
-# mnist_ddp.py: two processes on one node, each with its own GPU.
+# mnist_ddp.py: two processes on one node, each with its own GPU and profile.
 #     sbatch slurm_ddp.sh [OPTIONS]
 
 set -euo pipefail
@@ -16,5 +16,5 @@ set -euo pipefail
 source common/env.sh
 set_gpus 2
 echo "Running on host $(hostname)"
-exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" \
+LINE_PROFILE=1 exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" \
     mnist_ddp.py --epochs=5 --batch-size=128 "$@"

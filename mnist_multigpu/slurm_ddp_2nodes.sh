@@ -8,7 +8,7 @@
 #SBATCH --output=logs_%j.out
 #SBATCH --error=logs_%j.err
 
-# mnist_ddp.py: two nodes, one process per GPU of the job.
+# mnist_ddp.py: two nodes, one process and one profile per GPU of the job.
 #     sbatch slurm_ddp_2nodes.sh [OPTIONS]
 
 set -euo pipefail
@@ -16,4 +16,4 @@ set -euo pipefail
 source common/env.sh
 echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}"
 set -- mnist_ddp.py --epochs=5 --batch-size=128 "$@"
-source common/launch_nodes.sh
+LINE_PROFILE=1 source common/launch_nodes.sh

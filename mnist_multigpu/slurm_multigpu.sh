@@ -8,16 +8,13 @@
 #SBATCH --output=logs_%j.out
 #SBATCH --error=logs_%j.err
 
-# mnist_multigpu.py: one process with two GPUs, under kernprof; prints its line profile.
+# mnist_multigpu.py on two GPUs, under kernprof.
 #     sbatch slurm_multigpu.sh [OPTIONS]
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
-pick_gpus "1-${GPUS:-2}"
+pick_gpus "1-${GPUS:-2}" # without Slurm
 echo "Running on host $(hostname)"
-profile=${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof
-trap 'kill $(jobs -p) 2> /dev/null || true' EXIT # kernprof ends with this script
-"${PYTHON[@]}" -m kernprof -o "$profile" -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@" &
-wait $!
-"${PYTHON[@]}" -m line_profiler -rmt "$profile"
+exec "${PYTHON[@]}" -m kernprof -o "${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof" \
+    -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@"

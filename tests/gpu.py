@@ -272,7 +272,7 @@ def list_rows(gpu, few):
     yield "a run that is killed and resumed", kill_and_resume, gpu
     clinic, beyond = gpu / "clinic", gpu / "beyond_ddp"
     checkup = "../tools/checkup", "--strict"
-    for number in (1,) if few else range(1, 12):
+    for number in (1,) if few else range(1, 13):
         patient, healthy = f"patient{number}.py", f"solutions/patient{number}.py"
         if processes == 2:  # the bugs need two processes
             start = partial(launch, expected=int(number != 5))  # 5 needs two nodes

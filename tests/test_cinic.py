@@ -20,6 +20,7 @@ CPU = torch.device("cpu")
 NAMES = "loss", "acc1", "acc5"
 NUMBERS = [f"{part}/{name}" for part in ("train", "validation") for name in NAMES]
 CURVES = [*NUMBERS, "train/lr"]
+NOTEBOOK = json.loads((REPOSITORY / "cinic_lab/cinic.ipynb").read_text())
 QUICK = ("--epochs", "2", "--batch-size", "24", "--log-interval", "2")
 
 
@@ -207,11 +208,17 @@ def test_a_mistake_in_a_part_is_named(part, code, wrong, missing, exercise, samp
     assert grade(part, "mine.py", exercise, sample) == (1, missing)
 
 
+def test_the_notebook_has_the_model_and_the_functions_of_the_script():
+    parts = (REPOSITORY / "cinic_lab/cinic.py").read_text().split("\n\n\n")
+    equal = {*parts} & {"".join(cell["source"]) for cell in NOTEBOOK["cells"]}
+    names = {re.match(r"(@.*\n)?\w+ (\w+)", part)[2] for part in equal}
+    assert names == {"Classifier", "train", "evaluate"}
+
+
 @pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
-    stored = json.loads((REPOSITORY / "cinic_lab/cinic.ipynb").read_text())
-    assert not any(cell.get("outputs") for cell in stored["cells"])
-    shorter = json.dumps(stored).replace("epochs=3", "epochs=1")
+    assert not any(cell.get("outputs") for cell in NOTEBOOK["cells"])
+    shorter = json.dumps(NOTEBOOK).replace("epochs=3", "epochs=1")
     (exercise / "cinic.ipynb").write_text(shorter)
     command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute"]
     done = run([*command, "--inplace", "cinic.ipynb"], exercise, sample)
@@ -305,9 +312,7 @@ def test_parts_of_a_batch_are_normalised_like_the_whole(sizes, dtype, tmp_path):
     close(evaluated, whole["evaluated"], rtol=1e-5, atol=1e-3)
 
 
-def test_a_resnet_with_synchronised_batchnorm_trains_as_one_process_does(
-    sample, tmp_path
-):
+def test_a_resnet_with_syncbatchnorm_trains_as_one_process_does(sample, tmp_path):
     """Its running statistics, used in evaluation, are checked as well."""
     patch = partial(record, first_epoch=0, batchnorm=nn.BatchNorm2d)
     options = "--epochs", 2, "--lr", 0.0001, "--seed", 0, "--dtype", "fp32"

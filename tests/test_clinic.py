@@ -11,10 +11,9 @@ from test_checkup import checkup, names
 
 INTRO = "--layers=1 --width=16 --heads=2 --length=8 --sequences=64 --epochs=2"
 
-
-FAILED_CHECKS = ["set-epoch", "seeds", "gradients", "split", "coverage", "files"]
-FAILED_CHECKS += ["rank0-eval", "collectives", "unused-parameters", "shards"]
-FAILED_CHECKS += ["clipping"]
+FAILED_CHECKS = "set-epoch", "seeds", "gradients", "split", "coverage", "files"
+FAILED_CHECKS += "rank0-eval", "collectives", "unused-parameters", "shards"
+FAILED_CHECKS += "clipping", "stops-together"
 
 
 @pytest.mark.parametrize(
@@ -62,8 +61,7 @@ def test_losses_against_those_of_one_gpu(single, state, tmp_path):
 def test_flight_recorder_shows_where_the_ranks_wait(tmp_path):
     clinic = copy_exercise("clinic", tmp_path)
     command = "bash run-2gpus.sh flight_recorder.py patient7.py"
-    # Without tests/rules, whose functions are between the script and torch.
-    done = run(command.split(), clinic, PYTHONPATH="")
+    done = run(command.split(), clinic)
     assert done.returncode == 1, done.stderr
     lines = (clinic / "patient7.py").read_text().splitlines()
     forward = lines.index("        output = model(normalise(images, MEAN, STD))", 60)
@@ -74,13 +72,10 @@ def test_flight_recorder_shows_where_the_ranks_wait(tmp_path):
         assert re.search(line, shown, re.M), shown
     analyser = "-m", "torch.distributed.flight_recorder.fr_trace"
     done = run([sys.executable, *analyser, "logs/flight_recorder"], clinic)
-    for text in (
-        "number: 103 has errors",
-        "_TYPE_MISMATCH",
-        "broadcast",
-        "all_reduce",
-    ):
-        assert text in done.stdout + done.stderr
+    found = (
+        "103 has errors.*_TYPE_MISMATCH.*(broadcast.*all_reduce|reduce.*broadcast)"
+    )
+    assert re.search(found, done.stdout + done.stderr, re.S)
 
 
 class Malicious:
@@ -92,9 +87,8 @@ def test_flight_recorder_runs_no_code_and_names_mistakes(tmp_path):
     clinic = copy_exercise("clinic", tmp_path)
     command = [sys.executable, "flight_recorder.py"]
     fails(run(command, clinic), "no logs/flight_recorder/; run `sbatch run-2gpus.sh")
-    fails(
-        run([*command, "none.py"], clinic), "no script none.py; give the path of a"
-    )
+    missing = run([*command, "none.py"], clinic)
+    fails(missing, "no script none.py; give the path of a")
     file = clinic / "logs/flight_recorder/rank_0"
     file.parent.mkdir(parents=True)
     file.write_bytes(pickle.dumps({"entries": [Malicious()]}))

@@ -25,7 +25,7 @@ MAY_IMPORT = {  # besides a folder's own modules
 }
 IMPORT = r"^ *(?:from|import) (?:(?:common|tools|ddp_checkup)\.)?(\w+)"
 TRAINING = "data", "device", "errors", "log", "metrics"  # what its scripts import
-LONGER = {"cinic_lab/run-requeue.sh": 25, "mnist_multigpu/slurm_multigpu.sh": 23}
+LONGER = {"cinic_lab/run-requeue.sh": 25}
 
 
 def owner(file):

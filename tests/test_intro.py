@@ -105,6 +105,8 @@ def test_the_model(capsys):
     assert ((after - before)[:, 5:].abs().amax(dim=(0, 2)) > 0).all()
     # One sequence does not see the others of its batch.
     torch.testing.assert_close(small(tokens[1:2]), before[1:2])
+    mlp = model.Transformer(2, 32, 0, 16)  # without attention: a token sees itself
+    assert ((mlp(other) - mlp(tokens)).abs().amax(dim=(0, 2)) > 0).nonzero() == 5
 
 
 def test_the_pattern():

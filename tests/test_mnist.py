@@ -1,7 +1,8 @@
-"""mnist_multigpu/: run scripts, profiles, model, data, the README's line numbers."""
+"""mnist_multigpu/: run scripts, profiles, the skeleton, model, data."""
 
 import json
 import re
+import sys
 from argparse import Namespace
 
 import pytest
@@ -46,43 +47,50 @@ def test_one_gpu(exercise, sample):
     assert not (exercise / "mnist_cnn.pt").exists()
 
 
-def test_the_course_command_and_its_profile(exercise, sample):
-    done = run(["bash", "slurm_multigpu.sh"], exercise, sample)
+@pytest.mark.parametrize("script", ["singlegpu", "multigpu"])
+def test_the_course_command_and_its_profile(script, exercise, sample):
+    """The run script leaves a profile, which the README's command shows."""
+    done = run(["bash", f"slurm_{script}.sh"], exercise, sample)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^Test set: ", done.stdout, re.M)) == 5
     (result,) = map(json.loads, (exercise / "logs/results.jsonl").open())
     assert result["options"]["batch_size"] == 128 and len(result["epoch_ends"]) == 5
     assert result["profiled"]  # compare.py keeps such runs apart
+    typed = r"^python (-m line_profiler -rmt \S+)$"
+    (command,) = re.findall(typed, done.stdout, re.M)
+    shown = run([sys.executable, *command.split()], exercise).stdout
     for line in (
+        f"File: mnist_{script}.py",
         r"Function: train at line \d+",
         r"Function: test at line \d+",
         r"Line #  +Hits  +Time  Per Hit  +% Time  Line Contents",
         r" +\d+ +25 .* loss.backward\(\)",  # 5 epochs of 5 batches
     ):
-        assert re.search(f"^{line}$", done.stdout, re.M), line
+        assert re.search(f"^{line}$", shown, re.M), line
 
 
-def test_the_readme_has_the_line_numbers_of_the_script():
-    """A row such as | 73 | `loss.backward()` |; an ellipsis stands for any code."""
+def test_the_skeleton_is_the_run_script_with_gaps():
     folder = REPOSITORY / "mnist_multigpu"
-    lines = (folder / "mnist_multigpu.py").read_text().splitlines()
-    rows = r"^\| (\d[\d, ]*) \| (`.*?) \|"
-    rows = re.findall(rows, (folder / "README.md").read_text(), re.M)
-    assert len(rows) >= 6
-    for numbers, codes in rows:
-        numbers, codes = numbers.split(", "), re.findall("`(.+?)`", codes)
-        for number, code in zip(numbers, codes, strict=True):
-            pattern = ".*".join(map(re.escape, code.split("...")))
-            assert re.search(pattern, lines[int(number) - 1]), (number, code)
+    whole, skeleton = (
+        [line for line in (folder / name).read_text().splitlines() if line]
+        for name in ("slurm_multigpu.sh", "slurm_skeleton.txt")
+    )
+    gaps = [line for line in skeleton if line.startswith("# MISSING: ")]
+    given = [line for line in skeleton if line not in gaps]
+    assert len(gaps) == 5 and [line for line in whole if line in given] == given
+    missing = " ".join(line for line in whole if line not in given)
+    for word in ("--ntasks=", "--cpus-per-task=", "--gres=", "--time=", "kernprof"):
+        assert word in missing
 
 
 @pytest.mark.parametrize("launch", ["slurm_ddp.sh", slow("slurm_ddp_2nodes.sh")])
 def test_ddp_and_a_profile_of_each_rank(launch, exercise, sample):
     command = ["bash", launch, *QUICK, "--save-model"]
-    done = run(command, exercise, sample, LINE_PROFILE="1")
+    done = run(command, exercise, sample)
     check(done, exercise, 2, 5)
     for rank in (0, 1):
         assert "train at line" in (exercise / f"logs/rank{rank}.txt").read_text()
+        assert (exercise / f"logs/rank{rank}.lprof").exists()
     model = load("mnist_multigpu", "mnist_singlegpu").Net()
     model.load_state_dict(torch.load(exercise / "mnist_cnn.pt"))
 

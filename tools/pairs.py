@@ -52,6 +52,6 @@ PAIRS = [
     (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py", "MIRRORED", 7),
     *(
         (f"clinic/patient{n}.py", f"clinic/solutions/patient{n}.py", "FIX", 4)
-        for n in range(1, 12)
+        for n in range(1, 13)
     ),
 ]

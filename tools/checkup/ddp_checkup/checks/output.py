@@ -10,6 +10,16 @@ from ddp_checkup.formulas import compute
 
 
 @check(
+    "all ranks make equally many training steps",
+    seen="forwards of the DDP model, compared before each begins",
+    fix="Let all ranks stop alike: dist.all_reduce() the validation loss before you "
+    "decide on it, and give each rank the same number of batches.",
+)
+def stops_together(ranks):
+    return rank0_eval(ranks)  # as a mismatch stops the job
+
+
+@check(
     "all ranks take part in forwards of the wrapped model",
     seen="forwards of the DDP model, compared before each begins",
     fix="Evaluate ddp_model.module on rank 0, or evaluate on all ranks.",

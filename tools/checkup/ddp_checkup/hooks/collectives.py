@@ -56,7 +56,8 @@ def meet(what, ranks=None):
     other, other_line, rank = json.loads(first)
     if other != what:
         text = f"rank {state.rank} comes to {what} at {line}, but rank {rank} to"
-        kind = "rank0-eval" if EVALUATE in (other, what) else "collectives"
+        kinds = {EVALUATE: "rank0-eval", TRAIN: "stops-together"}
+        kind = kinds.get(what) or kinds.get(other, "collectives")
         stop_job(kind, f"{text} {other} at {other_line}")
         threading.Event().wait()  # monitor.py ends this process
 
