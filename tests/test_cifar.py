@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import textwrap
 from itertools import pairwise
 from statistics import median
 
@@ -74,9 +73,10 @@ def test_one_gpu_with_its_profile_monitor_and_plots(exercise, sample, monkeypatc
     assert 100 >= max(used) > 50 / len(os.sched_getaffinity(0))  # one core of them
     assert not processes_in(exercise)
     monkeypatch.chdir(exercise)
-    for script in ("plot_utilisation", "plot_trace"):
+    monkeypatch.setenv("DATADIR", str(sample))
+    for script in ("plot_utilisation", "plot_trace", "plot_data"):
         call(load("cifar100_demo", script))
-    assert (exercise / "logs/trace.png").exists()
+    assert {"trace.png", "data.png"} <= {*os.listdir("logs")}
 
 
 def test_ddp_writes_a_trace_for_each_rank_and_prints_all_reduces(exercise, sample):
@@ -137,10 +137,11 @@ def test_parameters_and_flops_match_torchvision():
         assert 2.9 < counts["training"] / counts["forward"] < 3
 
 
-def test_the_texts_quote_get_parameters(capsys):
+def test_the_answers_quote_get_parameters(capsys):
     call(load("cifar100_demo", "get_parameters"))
-    shown = textwrap.indent(capsys.readouterr().out, "    ")
-    assert shown in (FOLDER / "README.md").read_text()
+    shown, answers = capsys.readouterr().out, (FOLDER / "ANSWERS.md").read_text()
+    for figure in ("3.44 PFLOP", "23.4"):
+        assert figure in shown and figure in answers
 
 
 def gpu_trace():
