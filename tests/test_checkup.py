@@ -154,17 +154,14 @@ collectives
 -    dist.all_reduce(total)
 +    dist.broadcast(total, rank)
 
-stops-together
+collectives
 -    accuracy = evaluate()
 +    accuracy = evaluate()
 +    if rank and epoch: break
 
 collectives
 -    for x, y in loader:
-+    for x, y in [*loader][rank * (epoch == 2):]:
--    dist.all_reduce(total)
-+    if epoch == 2: break
-+    dist.all_reduce(total)
++    for x, y in [*loader][rank:]:
 
 files
 -if rank == 0:

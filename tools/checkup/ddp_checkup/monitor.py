@@ -104,8 +104,7 @@ def find_hang(options, idle, waits, place):
         number = int(store.get(f"record{r}").split()[1])
         if waits and number < record.counts.total():
             text = f"rank {state.rank} waits in {place}, but rank {r} has ended"
-            trains = place.startswith(("forward", "backward"))
-            stop_job("stops-together" if trains else "collectives", text)
+            stop_job("collectives", text)
             return
     beats = [f"beat{r}" for r in ranks if r not in left]
     if idle > options.hang_timeout and store.check(beats):

@@ -24,10 +24,10 @@ def reset():
     vars(record).clear()
     vars(state).clear()
     state.rank = state.world = None  # unknown before the process group
-    state.store, state.script, state.max_steps = None, "", 0
+    state.store, state.owns_store = None, False
+    state.script, state.max_steps = "", 0
     state.address, state.main_prefix = None, ()  # of a spawned rank's store; -m's
     state.events = 0  # whatever shows that this rank does something
-    state.owns_store = False
     state.end = ""  # "done", "stopped" (--steps), "failed" or "unseen"
 
 

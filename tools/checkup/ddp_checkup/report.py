@@ -71,7 +71,11 @@ def print_report(options, rows, ranks, stop):
     for level in LEVELS if options.all else LEVELS[:4]:
         for row in rows:
             if row["state"] == level:
-                lines += describe(row)
+                why = f" ({row['text']})" if level == "not seen" else ""
+                name = f"  {level:<9} {row['name']:<17}"
+                lines.append(f"{name} {row['promise']}{why}")
+                if row["fix"]:
+                    lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
     if stop and stop[0] == "failed":
         lines.append(f"{stop[1]}. The report is about the steps before.")
     n = Counter(row["state"] for row in rows)
@@ -79,14 +83,6 @@ def print_report(options, rows, ranks, stop):
     last += f"{n['ok']} checks ok, {n['not seen']} not seen"
     lines.append(last + " (--all lists them)" * (not options.all))
     show(*lines)
-
-
-def describe(row):
-    why = f" ({row['text']})" if row["state"] == "not seen" else ""
-    lines = [f"  {row['state']:<9} {row['name']:<17} {row['promise']}{why}"]
-    if row["fix"]:
-        lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
-    return lines
 
 
 def compare_with_reference(options):

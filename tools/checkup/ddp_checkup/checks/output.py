@@ -10,16 +10,6 @@ from ddp_checkup.formulas import compute
 
 
 @check(
-    "all ranks make equally many training steps",
-    seen="forwards of the DDP model, compared before each begins",
-    fix="Let all ranks stop alike: dist.all_reduce() the validation loss before you "
-    "decide on it, and give each rank the same number of batches.",
-)
-def stops_together(ranks):
-    return rank0_eval(ranks)  # as a mismatch stops the job
-
-
-@check(
     "all ranks take part in forwards of the wrapped model",
     seen="forwards of the DDP model, compared before each begins",
     fix="Evaluate ddp_model.module on rank 0, or evaluate on all ranks.",
@@ -32,8 +22,9 @@ def rank0_eval(ranks):
 @check(
     "all ranks take part in each collective",
     seen="name and shape, compared before each begins, and their number at the end",
-    fix="Call it on all ranks: neither a collective nor a forward of the wrapped "
-    "model belongs within `if rank == 0`.",
+    fix="Call it on all ranks, and make equally many steps on all. Neither a "
+    "collective nor a forward of the wrapped model belongs within `if rank == 0`, "
+    "and no rank may `break` by a loss of its own.",
 )
 def collectives(ranks):
     for members in {m for r in ranks for m in r.counts}:

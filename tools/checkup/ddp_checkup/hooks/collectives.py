@@ -56,8 +56,7 @@ def meet(what, ranks=None):
     other, other_line, rank = json.loads(first)
     if other != what:
         text = f"rank {state.rank} comes to {what} at {line}, but rank {rank} to"
-        kinds = {EVALUATE: "rank0-eval", TRAIN: "stops-together"}
-        kind = kinds.get(what) or kinds.get(other, "collectives")
+        kind = "rank0-eval" if EVALUATE in (other, what) else "collectives"
         stop_job(kind, f"{text} {other} at {other_line}")
         threading.Event().wait()  # monitor.py ends this process
 
@@ -142,11 +141,6 @@ def before_fsdp_forward(module, inputs):
         note_inputs(inputs)
 
 
-def after_draw(supported, values):
-    """Note that DTensors are on CPUs, where all ranks draw the same numbers."""
-    record.drawn_alike = record.drawn_alike or not supported
-
-
 def before_compile(name, values):
     """Keep DDP's forward and the hooks out of graphs; the model stays in one."""
     if not hasattr(DDP.forward, "outside_of_graphs"):
@@ -171,5 +165,6 @@ def install():
     wrap(torch, "compile", before=before_compile)
     wrap(fsdp, "fully_shard", after=after_fully_shard)
     wrap(parallel, "parallelize_module", after=set_record("parallel"))
-    if hasattr(_dispatch, "is_rng_supported_mesh"):
-        wrap(_dispatch, "is_rng_supported_mesh", after=after_draw)
+    if hasattr(_dispatch, "is_rng_supported_mesh"):  # not on CPUs
+        alike = set_record("drawn_alike")  # all ranks draw the same numbers there
+        wrap(_dispatch, "is_rng_supported_mesh", after=lambda ok, _: ok or alike())
