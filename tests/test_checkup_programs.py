@@ -84,6 +84,25 @@ def test_the_highest_status_counts(tmp_path):
     command = [sys.executable, REPOSITORY / "tools/checkup", "-n2", "exits.py"]
     done = run(command, tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 3, done.stderr  # rank 0, which has no partner, has 1
+    assert "Traceback" not in done.stderr and "frame #" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_fixture_of_pytest(tmp_path):
+    """It fails with the report, as in a project's own tests."""
+    test = 'def test_{0}(checkup):\n    checkup("{0}.py")\n'
+    (tmp_path / "test_it.py").write_text(
+        test.format("good") + test.format("example")
+    )
+    example = (REPOSITORY / "tools/checkup/example.py").read_text()
+    (tmp_path / "example.py").write_text(example)
+    fixed = example.replace("3):\n", "3):\n    sampler.set_epoch(epoch)\n")
+    (tmp_path / "good.py").write_text(fixed)
+    env = {"PYTHONPATH": str(REPOSITORY / "tools/checkup"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "ddp_checkup.pytest_plugin"]
+    done = run([*command, "-p", "no:cacheprovider"], tmp_path, **env)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout
+    assert "example.py:22: epoch 2 has the order of epoch 1" in done.stdout
 
 
 def test_one_line_for_what_cannot_be_run(tmp_path):
@@ -123,7 +142,7 @@ def test_a_stranger_installs_it(tmp_path):
     done = run(command, folder, OMP_NUM_THREADS="1")
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "example.py:22: epoch 2 has the order of epoch 1" in done.stdout
-    assert "checked, 1 error, 0 warnings" in done.stdout
+    assert "Errors: 1, warnings: 0" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ def main():
     rank = dist.get_rank()
     # BUG seeds: np.random.seed(0)
     np.random.seed(rank)
-    # BUG start: seed, shape = rank, (2, 1)
     seed, shape = 0, (2,)
     torch.manual_seed(seed)
     layers = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)]

@@ -19,7 +19,6 @@ loader = DataLoader(data, 4, shuffle=True, generator=rng)
 for epoch in range(2):
     with model.join():
         for i, (x,) in enumerate(loader):
-            # BUG gradients: averages = False
             averages = i % 2 == 1
             with nullcontext() if averages else model.no_sync():
                 model(x).square().mean().backward()

@@ -1,7 +1,6 @@
-"""A Trainer class in a module of its own, which logs."""
+"""A Trainer with meters and a printing loop of its own, as in reference scripts."""
 
-import logging
-import os
+import builtins
 
 import torch
 import torch.distributed as dist
@@ -10,15 +9,43 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-logger = logging.getLogger(__name__)
+builtin_print = builtins.print
+
+
+def print_on_rank_0(*words):
+    if dist.get_rank() == 0:
+        builtin_print(*words)
+
+
+class Meters(dict):
+    """Sums and counts by name; a value is weighted by the size of its batch."""
+
+    def update(self, n, **values):
+        for name, value in values.items():
+            value = value.item()
+            total, count, _ = self.get(name, (0, 0, 0))
+            self[name] = total + n * value, count + n, value
+
+    def reduce(self):
+        for name, (total, count, value) in self.items():
+            sums = torch.tensor([total, count], dtype=torch.float64)
+            dist.barrier()
+            # BUG own-number: pass
+            dist.all_reduce(sums)
+            self[name] = *sums.tolist(), value
+
+    def __str__(self):
+        means = ((name, v, total / n) for name, (total, n, v) in self.items())
+        return "  ".join(f"{name}: {v:.4f} ({mean:.4f})" for name, v, mean in means)
 
 
 class Trainer:
     def __init__(self, config, model, train_set, val_set):
+        builtins.print = print_on_rank_0
         self.config = config
-        self.rank = int(os.environ["RANK"])
         self.train_loader = self.make_loader(train_set, True)
         self.val_loader = self.make_loader(val_set, False)
+        # BUG buffers: self.model = DDP(model, broadcast_buffers=False)
         self.model = DDP(model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), config.lr)
 
@@ -27,40 +54,33 @@ class Trainer:
         sampler = DistributedSampler(dataset, shuffle=shuffle)
         return DataLoader(dataset, self.config.batch_size, sampler=sampler)
 
-    def run_batch(self, source, targets, train=True):
-        with torch.set_grad_enabled(train):
-            output = self.model(source)
-            loss = cross_entropy(output, targets)
-        if train:
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-        return loss.item() if not train else loss.detach()
-
-    def run_epoch(self, epoch):
-        self.model.train()
-        self.train_loader.sampler.set_epoch(epoch)
-        for source, targets in self.train_loader:
-            self.run_batch(source, targets)
-
-    def evaluate(self, epoch):
-        self.model.eval()
-        losses = []
-        for source, targets in self.val_loader:
-            losses.append(self.run_batch(source, targets, train=False))
-        mean = torch.tensor(sum(losses) / len(losses))
-        dist.all_reduce(mean)
-        # BUG own-number: pass
-        mean = mean / dist.get_world_size()
-        logger.info("epoch %d: validation loss %.4f", epoch, mean.item())
-
-    def save(self, epoch):
-        if self.rank == 0:
-            torch.save({"model": self.model.module.state_dict()}, "snapshot.pt")
+    def run_epoch(self, epoch, loader, meters):
+        for i, (x, y) in enumerate(loader):
+            scores = self.model(x)
+            loss = cross_entropy(scores, y)
+            if self.model.training:
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+            right = (scores.argmax(1) == y).float().mean()
+            meters.update(len(x), acc=100 * right, loss=loss.detach())
+            if i % 2 == 0 or i == len(loader) - 1:
+                print(f"[{epoch}] [{i}/{len(loader)}] {meters}")
 
     def train(self):
         for epoch in range(self.config.epochs):
-            self.run_epoch(epoch)
-            # BUG rank0-eval: self.rank or self.evaluate(epoch)
+            self.train_loader.sampler.set_epoch(epoch)
+            self.model.train()
+            self.run_epoch(epoch, self.train_loader, Meters())
+            # BUG rank0-eval: dist.get_rank() or self.evaluate(epoch)
             self.evaluate(epoch)
-            self.save(epoch)
+            if dist.get_rank() == 0:
+                torch.save({"model": self.model.module.state_dict()}, "snapshot.pt")
+
+    @torch.no_grad()
+    def evaluate(self, epoch):
+        self.model.eval()
+        meters = Meters()
+        self.run_epoch(epoch, self.val_loader, meters)
+        meters.reduce()
+        print("* Acc {:.3f}".format(meters["acc"][0] / meters["acc"][1]))

@@ -15,12 +15,14 @@ import logging
 import os
 import runpy
 import sys
+import traceback
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ddp_checkup import hooks, monitor
 from ddp_checkup.checks import CHECKS
@@ -28,47 +30,41 @@ from ddp_checkup.hooks.collectives import note_unused, stop_job
 from ddp_checkup.hooks.output import Tee
 from ddp_checkup.hooks.shared import rebind, wrap
 from ddp_checkup.hooks.steps import StopAfterSteps
-from ddp_checkup.record import HERE, record, state
+from ddp_checkup.record import EXIT, HERE, is_library, record, state
 
 CHECK = {"choices": [check.name for check in CHECKS], "metavar": "CHECK"}
 
 
 def parse_options():
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("ddp-checkup", formatter_class=form)
-    parser.description = __doc__
-    parser.add_argument("-n", "--ranks", type=int, help="ranks to start")
+    parser = argparse.ArgumentParser("ddp-checkup", None, __doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-n", "--ranks", type=int, help="ranks; best 4")
     parser.add_argument("-m", "--module", action="store_true", help="run a module")
     parser.add_argument("--steps", type=int, default=0, help="steps to stop after")
-    parser.add_argument(
-        "--strict", action="store_true", help="warnings fail as well"
-    )
+    parser.add_argument("--strict", action="store_true", help="warnings fail too")
     parser.add_argument("--ignore", action="append", help="check to ignore", **CHECK)
     parser.add_argument("--json", metavar="FILE", help="file for the report as JSON")
-    parser.add_argument("--hang-timeout", type=float, default=60, help="in seconds")
     parser.add_argument(
-        "--reference", help="script for one GPU with the same losses"
+        "--hang-timeout",
+        type=float,
+        default=60,
+        help="seconds until ranks that wait for each other count as hanging (60)",
     )
-    parser.add_argument(
-        "--tolerance", type=float, default=0.05, help="of the losses"
-    )
+    parser.add_argument("--all", action="store_true", help="list all checks")
+    parser.add_argument("--reference", help="script for one GPU with these losses")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="of losses")
     parser.add_argument("--explain", help="explain a check, and exit", **CHECK)
     parser.add_argument("script", nargs="?", help="DDP script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its options")
     options = parser.parse_args()
     if options.explain:
-        explain(options.explain)
+        check = next(check for check in CHECKS if check.name == options.explain)
+        print(f"{check.name} ({check.level}): {check.promise}")
+        print(f"Seen by: {check.seen}.\nFix: {check.fix}")
         sys.exit()
     if not (options.script and find_script(options)):
         parser.error(f"no script {options.script}; give a file's path, or -m MODULE")
     return options
-
-
-def explain(name):
-    """Print what a check promises, how it is seen, and how to fix it."""
-    check = next(check for check in CHECKS if check.name == name)
-    print(f"{name} ({check.level}): {check.promise}")
-    print(f"Seen by: {check.seen}.\nFix: {check.fix}")
 
 
 def main():
@@ -96,10 +92,7 @@ def find_script(options):
     if not options.module:
         return os.path.isfile(options.script) and os.path.abspath(options.script)
     sys.path[0] = os.getcwd()
-    try:
-        spec = find_spec(options.script)
-    except ImportError:
-        return None
+    spec = find_spec(options.script)
     return spec and spec.origin
 
 
@@ -115,6 +108,8 @@ def start_ranks(options):
         torchrun([*command, *sys.argv[1:]])
     except ChildFailedError as error:
         status = max(failure.exitcode for failure in error.failures.values())
+        if status < 0:
+            print(f"Error: no report, a rank ended by signal {-status}")
         sys.exit(status if status > 0 else 128 - status)
     sys.exit()
 
@@ -133,24 +128,50 @@ def run_rank(options, function):
     rebind()
     stdout, stderr = state.stdout, _ = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Tee(stdout), Tee(stderr)
+    os._exit = functools.partial(leave, os.getpid())
     end = "done"
     try:
         function()
     except StopAfterSteps:
         end = "stopped"
-    except BaseException as error:
-        if not isinstance(error, SystemExit) or error.code:
+    except SystemExit as error:
+        if error.code:
             fail_rank(error)
             raise
+    except BaseException as error:
+        fail_rank(error)
+        print_error(error)
+        return 1
     sys.stdout, sys.stderr = stdout, stderr
-    stdout.flush()
+    return end_rank(end)
+
+
+def end_rank(end):
+    """Wait for the report; return the status."""
+    state.stdout.flush()
     if state.store is None:  # no process group was made
         return 0
     state.end = end
     state.thread.join()
     if end == "stopped":  # the group is open, and would complain
-        os._exit(state.status)
+        EXIT(state.status)
     return state.status
+
+
+def leave(process, status):
+    """Do what os._exit() does, after the report."""
+    if os.getpid() == process and not state.end:
+        status = end_rank("done") or status
+    EXIT(status)
+
+
+def print_error(error):
+    """Print the traceback without the frames above the user's."""
+    frames = error.__traceback__
+    while frames and is_library(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    error = error.with_traceback(frames or error.__traceback__)
+    sys.__stderr__.write("".join(traceback.format_exception(error)))
 
 
 def fail_rank(error):
@@ -160,7 +181,6 @@ def fail_rank(error):
         return
     if state.steps or record.unused:
         stop_job("failed", f"Rank {state.rank} failed")
-        record.inside = record.loops
         state.end = "failed"
     else:  # nothing to report; a thread in a store's call would abort Python's exit
         state.end = "unseen"
@@ -202,13 +222,16 @@ def run_parent(options):
         return original(process)
 
     BaseProcess.start = start
+    error = None
     try:
         run_script(options)
+    except (ProcessExitedException, ProcessRaisedException) as failure:
+        error = failure
     finally:
         BaseProcess.start = original
     keys = [f"checkup{job}/status" for job in range(1, jobs + 1)]
     statuses = [int(store.get(key)) for key in keys if store.check([key])]
     if not statuses:
         text = f"{options.script} made no process group; start it with -n 2"
-        print(f"Error: {text}", file=sys.stderr)
+        print(f"Error: {error or text}", file=sys.stderr)
     return max(statuses, default=2)

@@ -4,29 +4,34 @@ import json
 import os
 import pickle
 import random
-import signal
 import sys
 import threading
 import time
 import traceback
+import zlib
 from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup.hooks.collectives import stop_job
+from ddp_checkup.hooks.modules import note_tensors
 from ddp_checkup.hooks.shared import checksums
-from ddp_checkup.record import is_library, record, state, user_line, user_loops
+from ddp_checkup.record import EXIT, is_library, record, state, user_line
 from ddp_checkup.report import report
 
-# FSDP and DTensors call functional collectives, which have no hooks.
-COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
+ON_DEVICE += ("tensors",)
+# FSDP and DTensors call functional collectives, which have no hooks.
+COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
+MAX_ITEMS = 200_000  # of a data set whose lists are compared
+PLAIN = str, bytes, int, float, complex, os.PathLike, torch.dtype
 
 
 def start(options, address=None, generation=0):
@@ -39,52 +44,31 @@ def start(options, address=None, generation=0):
     else:
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         port = int(os.environ["MASTER_PORT"]) + (not agent)
-        owner = state.rank == 0 and not agent
+        owner = state.owns_store = state.rank == 0 and not agent
         store = dist.TCPStore(os.environ["MASTER_ADDR"], port, None, owner)
     state.store = dist.PrefixStore(f"checkup{generation}", store)
     main = threading.main_thread().ident
-    if threading.current_thread() is threading.main_thread():
-        notice_sigterm()
     state.thread = threading.Thread(target=run, args=[options, main], daemon=True)
     state.thread.start()
-
-
-def notice_sigterm():
-    """Let torchrun's signal end this rank with a report, also within a collective.
-
-    Python's handlers wait for the main thread; the wakeup descriptor does not.
-    """
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return  # the script's
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def read():
-        while signal.SIGTERM not in os.read(reader, 1):
-            pass
-        state.end = state.end or "killed"
-
-    threading.Thread(target=read, daemon=True).start()
 
 
 def run(options, main):
     try:
         watch(options, main)
-        if state.end in ("", "killed"):
-            record.inside = user_loops(sys._current_frames().get(main))
         if state.end != "unseen":
             hand_in()
             finish(options)
-    except BaseException:  # the main thread may wait for ever
-        traceback.print_exc()
-        os._exit(3)
+    except Exception as error:  # the main thread may wait for ever
+        text = traceback.format_exc()
+        if isinstance(error, dist.DistError):  # the process with the store ended
+            text = "Checkup: no report, see the other ranks' errors\n"
+        sys.__stderr__.write(text)
+        EXIT(3)
 
 
 def watch(options, main):
     """Wait for the end of the script, or for a hang."""
-    store, last, moved, noticed = state.store, None, time.monotonic(), False
+    store, last, moved = state.store, None, time.monotonic()
     cpu = time.process_time()
     while not state.end and not store.check(["stop"]):
         time.sleep(0.2)
@@ -95,14 +79,12 @@ def watch(options, main):
         if (state.events, where) != last or computes:
             last, moved = (state.events, where), time.monotonic()
         idle = time.monotonic() - moved
-        waits = bool(state.waiting or state.busy or is_in_collective(frame))
-        store.set(f"beat{state.rank}", json.dumps([time.time(), waits, idle]))
-        if waits and idle > min(5, options.hang_timeout):
-            find_hang(options, idle, user_line(frame))
-        elif idle > options.hang_timeout and not noticed:
-            noticed = True
-            text = f"rank {state.rank} has done nothing for {idle:.0f} s"
-            print(f"Checkup: {text}, at {user_line(frame)}", file=sys.__stderr__)
+        call = state.waiting or state.busy
+        waits = bool(call) or is_in_collective(frame)
+        place = f"{call} at {user_line(frame)}".strip()
+        store.set(f"beat{state.rank}", json.dumps([waits, idle, place]))
+        if idle > min(5, options.hang_timeout):
+            find_hang(options, idle, waits, place)
 
 
 def is_in_collective(frame):
@@ -114,51 +96,40 @@ def is_in_collective(frame):
     return False
 
 
-def find_hang(options, idle, line):
-    """Stop the job if this rank waits for others that cannot come any more."""
+def find_hang(options, idle, waits, place):
+    """Stop the job if this rank waits for others, or no rank does anything."""
     store, ranks = state.store, range(state.world)
     left = [r for r in ranks if store.check([f"record{r}"])]
-    total = record.counts.total()
     for r in left:
-        if int(store.get(f"record{r}").split()[1]) < total:
-            text = f"rank {state.rank} waits at {line}, but rank {r} has ended"
+        number = int(store.get(f"record{r}").split()[1])
+        if waits and number < record.counts.total():
+            text = f"rank {state.rank} waits in {place}, but rank {r} has ended"
             stop_job("collectives", text)
             return
     beats = [f"beat{r}" for r in ranks if r not in left]
     if idle > options.hang_timeout and store.check(beats):
         others = [json.loads(beat) for beat in store.multi_get(beats)]
-        if all(waits and s > options.hang_timeout for _, waits, s in others):
-            text = f"{line}: rank {state.rank} waits, and so do the others"
+        places = [f"rank {r} is in {b[2]}" for r, b in enumerate(others)]
+        text = f"{', '.join(places)}, since {idle:.0f} s"
+        if all(b[0] and b[1] > options.hang_timeout for b in others):
             stop_job("collectives", text)
+        elif all(b[1] > 5 * options.hang_timeout for b in others):
+            stop_job("failed", text)
 
 
 def finish(options):
-    """Print the report on one rank; end a rank that hangs."""
-    store, began = state.store, time.monotonic()
+    """Print the report on rank 0; end a rank that hangs."""
+    store = state.store
+    if state.rank == 0:
+        store.set("status", str(report(options, *gather(store))))
     while not store.check(["status"]):
-        waited = time.monotonic() - began
-        if state.rank == 0 or (waited > 3 + state.rank and is_dead(0)):
-            chosen = store.compare_set("collector", "", str(state.rank))
-            if chosen == str(state.rank).encode():
-                ranks, stop = gather(store)
-                store.set("status", str(report(options, ranks, stop)))
         time.sleep(0.1)
     state.status = int(store.get("status"))
-    time.sleep(0.5 * (state.rank == 0))  # the store may be in this process
-    if state.end == "killed":
-        os._exit(state.status or 143)
+    time.sleep(0.5 * state.owns_store)  # until the others have read it
     if not state.end:  # it hangs
         if json.loads(store.get("stop"))[0] == "failed":  # torchrun ends this one
             time.sleep(10)
-        os._exit(state.status)
-
-
-def is_dead(rank):
-    """Return whether a rank has ended without a report."""
-    store = state.store
-    if store.check([f"record{rank}"]) or not store.check([f"beat{rank}"]):
-        return False
-    return time.time() - json.loads(store.get(f"beat{rank}"))[0] > 3
+        EXIT(state.status)
 
 
 def hand_in():
@@ -172,21 +143,18 @@ def hand_in():
 
 
 def gather(store):
-    """Return the ranks' records (None: killed), and why the job was stopped."""
-    ranks, deadline = {}, float("inf")
-    while len(ranks) < state.world and time.monotonic() < deadline:
-        if state.end == "killed" or store.check(["stop"]):
+    """Return the ranks' records, None if there is none, and why the job stopped."""
+    ranks, deadline = [None] * state.world, float("inf")
+    while None in ranks and time.monotonic() < deadline:
+        if store.check(["stop"]):
             deadline = min(deadline, time.monotonic() + 10)
         for r in range(state.world):
-            if r not in ranks and store.check([f"record{r}"]):
+            if ranks[r] is None and store.check([f"record{r}"]):
                 parts = range(int(store.get(f"record{r}").split()[0]))
                 blob = b"".join(store.get(f"record{r}/{i}") for i in parts)
                 ranks[r] = pickle.loads(blob)
-            elif r not in ranks and is_dead(r):
-                ranks[r] = None
         time.sleep(0.05)
-    stop = json.loads(store.get("stop")) if store.check(["stop"]) else None
-    return [ranks.get(r) for r in range(state.world)], stop
+    return ranks, json.loads(store.get("stop")) if store.check(["stop"]) else None
 
 
 def fingerprint(loop, seed, other_seed):
@@ -202,14 +170,27 @@ def fingerprint(loop, seed, other_seed):
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(other_seed)
             many = hasattr(data, "__getitems__")
-            for leaf in tree_leaves(data.__getitems__([i]) if many else data[i]):
-                if isinstance(leaf, torch.Tensor):
-                    leaf = checksums([leaf]).tolist()
-                found.append(pickle.dumps(leaf))
-    except Exception:  # it may be closed, or not for pickle
+            found.append(digest(data.__getitems__([i]) if many else data[i]))
+    except Exception:  # it may be closed, or hold what has no contents
         return None
     half = len(found) // 2
     return found[:half] if found[:half] == found[half:] else None
+
+
+def digest(item):
+    """Return the contents of an item: equal items may have different pickles."""
+    if isinstance(item, torch.Tensor):
+        return item.shape, checksums([item]).tolist()
+    if item is None or isinstance(item, PLAIN):
+        return item
+    if hasattr(item, "tobytes"):  # an array or an image
+        return zlib.crc32(item.tobytes())
+    if hasattr(item, "to_dict"):  # a graph
+        item = item.to_dict()
+    leaves, structure = tree_flatten(item)
+    if leaves and leaves[0] is item:  # an object
+        leaves = sorted(vars(item).items())
+    return str(structure), [digest(leaf) for leaf in leaves]
 
 
 def finished_record(done):
@@ -217,7 +198,6 @@ def finished_record(done):
     trained = {id(loop.loader) for loop in record.epochs if trains(loop)}
     sent, seen = SimpleNamespace(**vars(record)), Counter()
     sent.rank, sent.steps, sent.done = state.rank, state.steps, done
-    sent.begun = state.loops  # epochs
     sent.epochs, sent.loaders = [], len(record.epochs)
     for loop in record.epochs:
         seen[loop.key, trains(loop)] += 1
@@ -226,11 +206,13 @@ def finished_record(done):
     sent.syncs = {line: len(b & state.trained) for line, b in record.syncs.items()}
     sent.trained = len(state.trained)
     sent.framework = any(name in sys.modules for name in FRAMEWORKS)
-    stopped = state.end in ("", "failed", "killed")
+    stopped = state.end in ("", "failed")
     waits = stopped and record.device not in (None, "cpu")  # a GPU may, for ever
     if not waits:
         sent.weights = [*record.weights, checksums(state.last_parameters)]
         sent.labels = [*record.labels, "end"]
+        for entry in state.modules.values():
+            note_tensors(entry, "at the end")
     for name in ON_DEVICE:
         values = getattr(sent, name)
         values = tree_map_only(
@@ -242,6 +224,19 @@ def finished_record(done):
         if os.path.exists(path):
             sent.files[path, os.stat(path).st_ino] = line, append
     return sent
+
+
+def list_checksums(data, length):
+    """Return the data set's lists with an entry for each item, as checksums by name.
+
+    Paths and labels tell data sets apart whose items are transformed at random.
+    """
+    found = {}
+    for name, value in getattr(data, "__dict__", {}).items():
+        if isinstance(value, list | tuple) and len(value) == length <= MAX_ITEMS:
+            with suppress(Exception):  # what has no contents
+                found[name] = zlib.crc32(repr(digest(value)).encode())
+    return found
 
 
 def chooses(sampler):
@@ -279,8 +274,7 @@ def finished_loop(old, done, trained):
     new.batch = max([1, *map(len, dealt)])
     parts = old.loader, old.loader.batch_sampler, sampler
     new.drops = any(getattr(part, "drop_last", False) for part in parts)
-    weighted = type(sampler).__name__ == "WeightedRandomSampler"
-    new.replaces = weighted or getattr(sampler, "replacement", False)
+    new.replaces = getattr(sampler, "replacement", False)
     new.chooses = any(map(chooses, (sampler, old.loader.batch_sampler)))
     new.shards = isinstance(sampler, DistributedSampler)
     new.gathered, new.base_seed = old.gathered, old.base_seed
@@ -290,4 +284,5 @@ def finished_loop(old, done, trained):
     workers = old.loader.num_workers > 0  # they seed all generators from base_seed
     again = new.sample and fingerprint(old, 1, int(workers))
     new.random = bool(again) and again != new.sample
+    new.lists = list_checksums(old.data, old.base_length)
     return [new]

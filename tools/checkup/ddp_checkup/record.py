@@ -1,15 +1,13 @@
 """The hooks' notes: `record` is sent to rank 0, `state` stays in its process."""
 
-import ast
-import linecache
 import os
 import sys
 import sysconfig
-from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
 
+EXIT = os._exit  # the script's is wrapped
 HERE = os.path.dirname(__file__)  # with ".." in it, as in the frames of this code
 # Code that is not the user's: "<frozen ...>", Python, packages, and this one.
 FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
@@ -26,10 +24,11 @@ def reset():
     vars(record).clear()
     vars(state).clear()
     state.rank = state.world = None  # unknown before the process group
-    state.store, state.script, state.max_steps = None, "", 0
+    state.store, state.owns_store = None, False
+    state.script, state.max_steps = "", 0
     state.address, state.main_prefix = None, ()  # of a spawned rank's store; -m's
     state.events = 0  # whatever shows that this rank does something
-    state.end = ""  # "done", "stopped" (--steps), "failed" or "killed"
+    state.end = ""  # "done", "stopped" (--steps), "failed" or "unseen"
 
 
 def is_library(file):
@@ -49,27 +48,19 @@ def line_of(frame):
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def user_line(frame=None):
-    """Return the user's innermost line, and the script's line that led there."""
+def user_line(frame=None, skip=None):
+    """Return the user's innermost line, and the script's line that led there.
+
+    skip: a pattern for names of functions that call for others.
+    """
     frames = [*user_frames(frame or sys._getframe(1))]
+    while skip and len(frames) > 1 and skip.search(frames[0].f_code.co_name):
+        frames.pop(0)
     if not frames:
         return ""
     line = line_of(frames[0])
     script = [line_of(f) for f in frames if f.f_code.co_filename == state.script]
     return f"{line} (from {script[0]})" if {*script[:1]} - {line} else line
-
-
-def user_loops(frame):
-    """Return the lines of the loops that the user's code is in, outermost first."""
-    loops = []
-    for f in user_frames(frame):
-        file, line, tree = f.f_code.co_filename, f.f_lineno, ast.Module([], [])
-        with suppress(SyntaxError):  # it may have been edited
-            tree = ast.parse("".join(linecache.getlines(file)))
-        nodes = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.While)]
-        nodes = [n for n in nodes if n.lineno <= line <= n.body[-1].end_lineno]
-        loops[:0] = [f"{os.path.basename(file)}:{n.lineno}" for n in nodes]
-    return loops
 
 
 def user_stack():

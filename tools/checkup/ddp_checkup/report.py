@@ -6,28 +6,27 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 
 from ddp_checkup.checks import CHECKS
-from ddp_checkup.checks.output import stops_together
 from ddp_checkup.checks.verdicts import OK, Check, found, unseen
 from ddp_checkup.record import state
+
+LEVELS = "error", "warning", "advice", "ignored", "ok", "not seen"
 
 
 def judge(ranks, stop):
     """Return a row of each check, as in the JSON file.
 
-    ranks: their records, None if killed; stop: [kind, text] of a job that stopped.
+    ranks: their records, None if one sent none. stop: [kind, text] if it stopped.
     """
     kind, text = stop or ("", "")
-    left = None not in ranks and stops_together(ranks)
-    if stop and kind != "failed" and left and left.state == "found":
-        kind, text = "stops-together", f"{left.text}. {text[:1].upper()}{text[1:]}"
     rows = []
     for check in CHECKS:
         if check.name == kind:
             verdict = found(text)
         elif None in ranks:
-            verdict = unseen(f"rank {ranks.index(None)} was killed")
+            verdict = unseen(f"rank {ranks.index(None)} sent no record")
         else:
             verdict = check(ranks)
         rows.append(make_row(check, verdict))
@@ -62,27 +61,27 @@ def report(options, ranks, stop):
 
 
 def show(*lines):
-    print("\n".join(lines), file=state.stdout, flush=True)
+    state.stdout.write("\n".join([*lines, ""]))  # scripts may replace print()
+    state.stdout.flush()
 
 
 def print_report(options, rows, ranks, stop):
     job = f"{state.world} ranks, {state.steps} steps"
     lines = [f"\nCheckup of {options.script}: {job}"]
-    for row in rows:
-        why = f" ({row['text']})" if row["state"] == "not seen" else ""
-        lines.append(f"  {row['state']:<9} {row['name']:<17} {row['promise']}{why}")
-        if row["fix"]:
-            lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
-    if None in ranks:
-        lines.append(f"Rank {ranks.index(None)} was killed: see its error.")
-    elif stop and stop[0] == "failed":
-        rest = "see its error. The table is about the steps before."
-        lines.append(f"{stop[1]}: {rest}")
-    states = [row["state"] for row in rows]
-    checked = len(rows) - states.count("not seen")
-    errors, warnings = states.count("error"), states.count("warning")
-    last = f"{checked} of {len(rows)} checked, {errors} error{'s' * (errors != 1)}"
-    lines.append(f"{last}, {warnings} warning{'s' * (warnings != 1)}")
+    for level in LEVELS if options.all else LEVELS[:4]:
+        for row in rows:
+            if row["state"] == level:
+                why = f" ({row['text']})" if level == "not seen" else ""
+                name = f"  {level:<9} {row['name']:<17}"
+                lines.append(f"{name} {row['promise']}{why}")
+                if row["fix"]:
+                    lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
+    if stop and stop[0] == "failed":
+        lines.append(f"{stop[1]}. The report is about the steps before.")
+    n = Counter(row["state"] for row in rows)
+    last = f"Errors: {n['error']}, warnings: {n['warning']}, advice: {n['advice']}; "
+    last += f"{n['ok']} checks ok, {n['not seen']} not seen"
+    lines.append(last + " (--all lists them)" * (not options.all))
     show(*lines)
 
 
@@ -92,25 +91,21 @@ def compare_with_reference(options):
     command = [sys.executable, script, *options.arguments, *own]
     show(f"\nReference: {' '.join(command[1:])}")
     env = {name: v for name, v in os.environ.items() if "RANK" not in name}
-    env.pop("WORLD_SIZE", None)  # not there in a spawned rank
-    env["LOCAL_WORLD_SIZE"] = "1"
+    env |= {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     ours, theirs = read_losses("\n".join(state.lines)), read_losses(done.stdout)
-    promise = "the losses are those of the reference"
-    if done.returncode:
-        verdict = found(f"{script} failed, see above")
-    elif not theirs or len(theirs) != len(ours):
-        theirs = f"the reference has {len(theirs)}"
-        verdict = found(f"{len(ours)} losses were printed, {theirs}")
-    else:
+    text, apart = f"{len(ours)} losses were printed, {len(theirs)} by {script}", None
+    if theirs and len(theirs) == len(ours):
         differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
         apart = max(differences) / theirs[0]
         text = f"at most {apart:.2%} of its first loss apart"
-        verdict = found(text)
-        if apart <= options.tolerance:
-            verdict, promise = OK._replace(text=text), f"{promise} ({text})"
+    if done.returncode:
+        text, apart = f"{script} failed, see above", None
+    good = apart is not None and apart <= options.tolerance
+    promise = "the losses are those of the reference" + f" ({text})" * good
     fix = f"Compare global batch, learning rate and seed with those of {script}."
-    return make_row(Check("reference", "error", promise, "", fix, None), verdict)
+    check = Check("reference", "error", promise, "", fix, None)
+    return make_row(check, OK if good else found(text))
 
 
 def read_losses(text):

@@ -22,8 +22,7 @@ def same_batch(ranks):
     if inputs:
         return found(inputs)
     batches, _ = same_tensors(ranks, "batches", any)
-    # Ranks may load one batch and take a part of it each.
-    if batches and (why or not slices(ranks)):
+    if batches and not slices(ranks):
         return found(batches)
     return unseen("too few batches with contents") if why else OK
 
@@ -56,14 +55,23 @@ def same_tensors(ranks, part, how_many):
 
 
 def slices(ranks):
-    """Return whether ranks pass only a part of each batch to the wrapped model."""
+    """Return whether the ranks load one batch, and each trains on a part of it."""
     for label in ranks[0].labels:
-        given, taken = ranks[0].batches.get(label), ranks[0].inputs.get(label)
-        if given and taken:
-            shape, shapes = given[0][0], [shape for shape, _ in taken]
-            smaller = any(t < g for t, g in zip(shapes[0], shape, strict=False))
-            return shape not in shapes and smaller
+        batches = [r.batches.get(label) for r in ranks]
+        inputs = [r.inputs.get(label) for r in ranks]
+        if all(batches) and all(inputs) and all(b == batches[0] for b in batches):
+            (shape, _), *_ = batches[0]
+            parts = [part for its in inputs for part, _ in its]
+            if any(is_cut(shape, parts, dim) for dim in range(len(shape))):
+                return True
     return False
+
+
+def is_cut(shape, parts, dim):
+    """Return whether a tensor was cut along this dimension, and all is used."""
+    rest = shape[:dim], shape[dim + 1 :]
+    lengths = [p[dim] for p in parts if (p[:dim], p[dim + 1 :]) == rest]
+    return sum(lengths) == shape[dim] > max(lengths, default=0)
 
 
 @check(
@@ -138,10 +146,17 @@ def set_epoch(ranks):
 )
 def split(ranks):
     why = no_indices(ranks) or "the script did not come to its end"
+    if not no_indices(ranks) and all(r.done for r in ranks):
+        why = "the items cannot be compared"
     for line, number, group, items in loops(ranks, True):
         if items is None:
             return found(f"{line}: the ranks' subsets overlap, and are not the same")
         first = group[0]
+        for name, value in first.lists.items():
+            if first.shards and any(
+                e.lists.get(name, value) != value for e in group
+            ):
+                return found(f"{line}: the data sets have different lists: {name}")
         if number == 1 and first.shards and len(group) < len(ranks):
             return found(f"{line}: the data sets have different lengths")
         if number == 1 and first.sample and len(group) == len(ranks):
@@ -171,7 +186,10 @@ def seeds(ranks):
     step = f"{ranks[0].models[0][0]}, at step 1"
     for name in drawn:
         if all(r.random[0][name] == first[name] for r in ranks):
-            return found(f"{step}: all ranks have the same state of {name}")
+            text = f"{step}: all ranks have the same state of {name}"
+            if name == "PyTorch's generator":
+                text += ", as they have without a seed"
+            return found(text, "advice" if any(r.framework for r in ranks) else None)
     for line, _, group, _ in loops(ranks, True):
         if group[0].random and group[0].base_seed is not None:
             if group[0].own_seeds:
@@ -205,7 +223,9 @@ def eval_coverage(ranks):
         again, missing = count(group, items)
         batch = max(e.batch for e in group) * len(ranks)
         fills_up = again and not missing and again < batch
-        if fills_up and any(e.gathered for e in group):
+        dealt = len(items) + again
+        printed = ranks[0].totals & {dealt, len(items)}
+        if fills_up and any(e.gathered for e in group) and printed != {dealt}:
             why = "the script may cut what it has gathered"
             continue
         why = ""

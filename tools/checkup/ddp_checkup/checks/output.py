@@ -1,29 +1,12 @@
 """Checks of collectives, of files and of printed numbers."""
 
+from collections import Counter
 from pathlib import Path
 
-from ddp_checkup.checks.loops import auxiliary, loops
+from ddp_checkup.checks.loops import loops
 from ddp_checkup.checks.ranks import have_parts, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
-
-
-@check(
-    "all ranks leave the training loop after the same epoch",
-    seen="the loops that the ranks are in when the job hangs",
-    fix="Let all ranks decide alike: dist.all_reduce() the sums of the validation "
-    "loss before the decision, or the decision itself.",
-)
-def stops_together(ranks):
-    if not all(r.loops for r in ranks):
-        return unseen(no_steps(ranks) or "the script has no training loop")
-    last = max(ranks, key=lambda r: r.begun)
-    loop = last.loops[0]
-    for r in ranks:
-        left = loop in r.loops and loop not in r.inside
-        if left and loop in last.inside and r.begun < last.begun:
-            text = f"rank {r.rank} left the loop after epoch {r.begun}"
-            return found(f"{loop}: {text}, and rank {last.rank} did not")
-    return OK
+from ddp_checkup.formulas import compute
 
 
 @check(
@@ -39,12 +22,11 @@ def rank0_eval(ranks):
 @check(
     "all ranks take part in each collective",
     seen="name and shape, compared before each begins, and their number at the end",
-    fix="Call it on all ranks: neither a collective nor a forward of the wrapped "
-    "model belongs within `if rank == 0`, or after a `break` of some ranks only.",
+    fix="Call it on all ranks, and make equally many steps on all. Neither a "
+    "collective nor a forward of the wrapped model belongs within `if rank == 0`, "
+    "and no rank may `break` by a loss of its own.",
 )
 def collectives(ranks):
-    if stops_together(ranks).state == "found":
-        return unseen("see stops-together")
     for members in {m for r in ranks for m in r.counts}:
         group = [r for r in ranks if not members or r.rank in members]
         done = [r.counts[members] for r in group if r.done]
@@ -81,38 +63,56 @@ def files(ranks):
 def own_number(ranks):
     if have_parts(ranks):
         return unseen("ranks that share a model may share a batch")
-    alone, full, rest = set(), set(), set()
-    all_loops = [*loops(ranks, False)]
-    for _, _, group, items in all_loops:
-        if len(group) < len(ranks):
-            alone.add(group[0].key)
-        elif items and all({*e.items} == items for e in group):
-            full.add(group[0].key)
-        else:
-            rest |= {e.key for e in auxiliary(all_loops, group)}
-    warning = ""
-    for (kind, line, key), printed in ranks[0].prints.items():
-        text, matches, prints, evaluates = printed
-        often = matches and 2 * matches >= prints  # else it is by chance
-        if not often or key in alone | full - rest:
+    if not ranks[0].prints:
+        return unseen("no number of a tensor was read and printed after a loop")
+    alone = {g[0].key for _, _, g, _ in loops(ranks, False) if len(g) < len(ranks)}
+    shared, own = set(), []
+    for line, readings in reversed(ranks[0].prints):
+        values = [values_of_all(ranks, reading) for reading in readings]
+        output = [*zip(readings, values, strict=True)]
+        for reading, _ in filter(lambda pair: is_shared(*pair), output):
+            shared |= reading.names
+        own += [(line, *pair) for pair in output if not pair[0].names & shared]
+    matches = Counter(source[:2] for source in {r.source for _, r, _ in own})
+    loops_seen = Counter(source[:2] for source in ranks[0].available)
+    warning = OK
+    for line, reading, values in reversed(own):
+        place = reading.source[:2]
+        often = 2 * matches[place] >= loops_seen[place]  # else it is by chance
+        if not often or reading.source[1] in alone:
             continue
-        reads = [str(r.read.get(line)) for r in ranks]
-        if kind == "own" and len({*reads}) == 1:
-            continue  # it is the same on all ranks
-        if evaluates is None and "None" in reads:  # there is no loader
-            continue  # not all ranks evaluate
-        reason = "its own part of the evaluation"
-        if kind == "sum":
-            reason = "a sum over ranks, not a mean"
-        elif evaluates:
+        reason = "its own part of the evaluation" if reading.evaluates else "its own"
+        if None not in values:
+            all_values = (f"rank {r}: {v:.6g}" for r, v in enumerate(values))
+            reason += f" ({', '.join(all_values)})"
+        text = f"{line}: {reading.text} is what rank 0 read at {reading.source[0]}"
+        if reading.evaluates:
             return found(f"{text}: {reason}")
-        elif evaluates is False:
-            reason = "its own loss"
-        warning = warning or f"{text}: {reason}"
-    if warning:
-        return found(warning, "warning")
-    seen = ranks[0].prints or ranks[0].reduced
-    return OK if seen else unseen("no number of a tensor was read")
+        if warning is OK and not (reading.evaluates is None and None in values):
+            warning = found(f"{text}: {reason}", "warning")
+    return warning
+
+
+def values_of_all(ranks, reading):
+    """Return what each rank's readings come to by the same formula, None if none."""
+    found_by_rank = []
+    for r in ranks:
+        values = r.read.get(reading.source, [])
+        # Ranks may have different numbers of batches.
+        same = len(values) == len(ranks[0].read[reading.source])
+        values = values[reading.start : reading.stop if same else None]
+        value = compute(reading.formula, values, reading.sizes)
+        found_by_rank.append(None if value is None else reading.factor * value)
+    return found_by_rank
+
+
+def is_shared(reading, values):
+    """Return whether all ranks have the number, or one has it from all."""
+    if None in values:
+        return bool(reading.reduced)
+    decimals = len(reading.text.partition(".")[2])
+    alike = max(values) - min(values) < 0.1**decimals
+    return alike or reading.reduced == "on one rank"
 
 
 @check(
@@ -129,20 +129,3 @@ def host_sync(ranks):
                 return found(f"{line}: rank {r.rank} reads a number {many}")
     few = any(r.trained < 3 for r in ranks)
     return unseen(no_steps(ranks) or "too few steps") if few else OK
-
-
-@check(
-    "the process group is destroyed at the end",
-    seen="calls of destroy_process_group",
-    fix="Call dist.destroy_process_group() at the end: else NCCL warns, and a rank "
-    "that leaves early can break the others.",
-    level="advice",
-)
-def destroy_group(ranks):
-    if not all(r.done for r in ranks):
-        return unseen("the script did not come to its end")
-    if all(r.closed is None for r in ranks):
-        return unseen("there was no process group")
-    if any(r.framework for r in ranks):
-        return unseen("the framework does that")
-    return OK if all(r.closed for r in ranks) else found("it was not destroyed")

@@ -27,6 +27,8 @@ def no_replicas(ranks):
     """Say why the ranks have no copies of one model, if so."""
     if no_steps(ranks):
         return no_steps(ranks)
+    if any(r.join for r in ranks):
+        return "with join(), ranks make different numbers of steps"
     if any(r.sharded for r in ranks):
         return "the parameters are sharded"
     if not all(r.gradients for r in ranks):

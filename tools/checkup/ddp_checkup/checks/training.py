@@ -1,10 +1,11 @@
 """Checks of weights and gradients: the ranks train one model."""
 
-from collections import Counter
 from itertools import combinations
 
 from ddp_checkup.checks.ranks import no_replicas, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
+
+UNCALLED = "the DDP model that is made here is never called in training"
 
 
 def steps_of_all(ranks, part):
@@ -15,13 +16,13 @@ def steps_of_all(ranks, part):
             yield i, [its[label] for its in steps]
 
 
-def count_differing(of_all, names):
-    """Say how many parameters differ between ranks, if any do."""
+def count_differing(of_all, names, what="parameters"):
+    """Say how many tensors differ between ranks, if any do."""
     bad = [j for j, v in enumerate(zip(*of_all, strict=False)) if len({*v}) > 1]
     if not bad:
         return ""
     first = names[bad[0]] if bad[0] < len(names) else "one"
-    return f"{len(bad)} of {len(names)} parameters differ, first {first}"
+    return f"{len(bad)} of {len(names)} {what} differ, first {first}"
 
 
 def first_difference(ranks, part):
@@ -48,48 +49,18 @@ def are_averaged_later(ranks):
 
 
 @check(
-    "each rank has its own GPU",
-    seen="the device of the parameters",
-    fix="Choose the GPU by local_rank: torch.cuda.set_device(local_rank).",
-)
-def own_gpu(ranks):
-    devices = Counter(r.device for r in ranks)
-    device, number = devices.most_common(1)[0]
-    if no_steps(ranks) or "cpu" in devices:
-        return unseen(no_steps(ranks) or "ranks on CPUs share the cores")
-    return found(f"several ranks use {device}") if number > 1 else OK
-
-
-@check(
     "all ranks start from the same weights",
     seen="checksums of the parameters before the first step",
     fix="Wrap the model in DistributedDataParallel: it broadcasts rank 0's weights.",
 )
 def start(ranks):
-    different = compare_shards(ranks, replicas=True)
-    if different:
-        return found(different)
     if no_replicas(ranks):
         return unseen(no_replicas(ranks))
+    if no_gradient(ranks):
+        return unseen("see gradients")
     line, names = ranks[0].models[0]
     differing = count_differing([r.start[0] for r in ranks], names)
     return found(f"{line}, before step 1: {differing}") if differing else OK
-
-
-def compare_shards(ranks, replicas):
-    """Name a DTensor whose replicas differ, or whose shards are equal."""
-    for a, b in combinations(ranks, 2):
-        for number, (place, shape, value) in a.shards.items():
-            other_place, other_shape, other = b.shards.get(number, (None, None, 0))
-            if shape != other_shape or 0 in (value, other):  # 0: all zeros or ones
-                continue
-            if (place == other_place) == replicas and (value != other) == replicas:
-                what = "different replicas" if replicas else "equal shards"
-                where = (
-                    f"{a.models[0][0]}, before step 1: ranks {a.rank} and {b.rank}"
-                )
-                return f"{where} have {what} of parameter {number} {shape}"
-    return ""
 
 
 @check(
@@ -102,8 +73,19 @@ def shards(ranks):
         return unseen(no_steps(ranks) or "no DTensor was trained")
     if any(r.drawn_alike for r in ranks):
         return unseen("on CPUs all ranks draw the same DTensors")
-    equal = compare_shards(ranks, replicas=False)
-    return found(equal) if equal else OK
+    for a, b in combinations(ranks, 2):
+        for number, (place, *tensor) in a.shards.items():
+            other_place, *other = b.shards.get(number, [place])
+            if place != other_place and tensor == other and tensor[1]:
+                text = (
+                    f"{a.models[0][0]}, before step 1: ranks {a.rank} and {b.rank}"
+                )
+                return found(f"{text} have equal shards of parameter {number}")
+    return OK
+
+
+def no_gradient(ranks):
+    return not any(value for r in ranks for step in r.gradients for value in step)
 
 
 @check(
@@ -116,13 +98,25 @@ def gradients(ranks):
         return unseen(no_replicas(ranks))
     if any(r.unused for r in ranks):
         return unseen("see unused-parameters")
-    if not any(value for r in ranks for step in r.gradients for value in step):
-        return unseen("all gradients are zero")
+    if no_gradient(ranks):
+        line, names = ranks[0].models[0]
+        text = f"no gradient in any step; the optimizer has {len(names)} parameters"
+        return found(
+            f"{line}: {text}, first {names[0]}" if names else f"{line}: {text}"
+        )
     where = first_difference(ranks, "gradients")
-    averaged = not any(r.join for r in ranks)  # join() sends weights at its end
-    if where and averaged and are_averaged_later(ranks):
+    if where and are_averaged_later(ranks):
         return unseen("the ranks average their weights now and then")
-    return found(where) if where else OK
+    if where:
+        return found(where)
+    for i, passes in steps_of_all(ranks, "passes"):
+        if len({*passes}) > 1:
+            numbers = ", ".join(f"rank {r}: {n}" for r, n in enumerate(passes))
+            text = f"step {i + 1} has different numbers of backward passes"
+            return found(f"{ranks[0].models[i][0]}: {text} ({numbers})")
+    for line in ranks[0].uncalled.values():
+        return found(f"{line}: {UNCALLED}", "warning")
+    return OK
 
 
 @check(
@@ -150,6 +144,37 @@ def weights(ranks):
         return unseen("the gradients or the first weights say it")
     where = first_difference(ranks, "weights")
     return found(where) if where else OK
+
+
+@check(
+    "all ranks evaluate and save the same buffers and copies",
+    seen="checksums of what no optimizer has, after evaluations and at the end",
+    fix="Evaluate the wrapped model, or broadcast rank 0's buffers before. Update "
+    "copies and buffers by what was averaged over the ranks.",
+)
+def buffers(ranks):
+    if no_replicas(ranks):
+        return unseen(no_replicas(ranks))
+    if weights(ranks).state != "ok":
+        return unseen("see start, gradients and weights")
+    seen, verdict = False, OK
+    for name in ranks[0].tensors:
+        notes = [r.tensors.get(name, []) for r in ranks]
+        if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
+            continue
+        for of_all in zip(*notes, strict=True):
+            line, evaluated, names, _ = of_all[0]
+            alike = all(note[1:3] == of_all[0][1:3] for note in of_all)
+            seen = seen or (bool(names) and alike)
+            what = f"tensors of {name[0]}"
+            differ = count_differing([note[3] for note in of_all], names, what)
+            used = evaluated or any(name in r.saved for r in ranks)
+            if alike and differ and (evaluated or line == "at the end"):
+                text = f"{line}: {differ}"
+                verdict = found(text) if used else found(text, "warning")
+                if used:
+                    return verdict
+    return verdict if seen else unseen("there was none")
 
 
 @check(

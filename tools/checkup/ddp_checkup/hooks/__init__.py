@@ -5,10 +5,13 @@ something in `record` or `state`; its module's reset() says what. None of them w
 for a device: checksums stay there until the script has ended.
 """
 
-from ddp_checkup import record
-from ddp_checkup.hooks import collectives, loaders, output, steps
+import sys
+import warnings
 
-MODULES = collectives, loaders, steps, output
+from ddp_checkup import record
+from ddp_checkup.hooks import collectives, loaders, modules, output, steps
+
+MODULES = collectives, loaders, steps, modules, output
 
 
 def reset():
@@ -20,3 +23,12 @@ def reset():
 def install():
     for module in MODULES:
         module.install()
+    original = warnings.showwarning
+
+    def show(message, category, file, line, *others):
+        frame = next(record.user_frames(sys._getframe(1)), None)
+        if file.startswith(record.HERE) and frame:  # it is about a hook's caller
+            file, line = frame.f_code.co_filename, frame.f_lineno
+        original(message, category, file, line, *others)
+
+    warnings.showwarning = show

@@ -4,6 +4,7 @@ The first rank to come to a collective writes it into the store; the others comp
 before they begin.
 """
 
+import inspect
 import json
 import re
 import threading
@@ -21,14 +22,8 @@ from ddp_checkup.hooks.loaders import note_inputs
 from ddp_checkup.hooks.shared import keep_out_of_graphs, set_record, wrap
 from ddp_checkup.record import record, state, user_line
 
-GATHERS = ["all_gather", "gather", "all_gather_object", "gather_object"]
-GATHERS += ["all_gather_into_tensor", "all_gather_single", "gather_single"]
-GATHERS += ["gather_into_tensor", "all_gather_coalesced"]
-REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
-REDUCTIONS += ["reduce_scatter_single", "all_reduce_coalesced"]
-REDUCTIONS += ["all_to_all", "all_to_all_single"]
-OTHERS = ["broadcast", "scatter", "barrier", "monitored_barrier"]
-OTHERS += ["broadcast_object_list", "scatter_object_list"]
+KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
+COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 TRAIN = "a forward of the DDP model with gradients"
 EVALUATE = "a forward of the DDP model without gradients"
@@ -36,11 +31,11 @@ EVALUATE = "a forward of the DDP model without gradients"
 
 def reset():
     record.counts, record.last = Counter(), {}  # collectives, by group
-    record.closed = None  # None: no process group was made
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
-    state.waiting, state.busy, state.shadowing = "", "", ""  # what runs: wrap()
-    state.summed, state.loss = [], None  # scalars that were summed, for output.py
+    record.uncalled = {}  # by id: lines where DDP models were made
+    state.passes = 0  # backward passes since the last step
+    state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.forward_batch, state.fsdp_root = -1, None
 
@@ -84,59 +79,41 @@ def before_collective(name, values):
     if name in ("broadcast", "reduce"):
         what += [f"of rank {n}" for n in numbers]
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
-    if name in REDUCTIONS + GATHERS and not averages:
-        state.reduced = True
-    if name in GATHERS and state.epoch:
+    if re.search("gather|reduce|to_all", name) and not averages:
+        to_one = name == "reduce" or name.startswith("gather")
+        state.reduced = "on one rank" if to_one else "on all ranks"
+    if "gather" in name and state.epoch:
         state.epoch.gathered = True
     meet(" ".join(what), members(groups[0]) if groups else None)
 
 
 def before_all_reduce(name, values):
-    """Remember a scalar that is summed: its sum may be printed as a mean."""
-    tensor, *others = values
     if not state.ddp and not record.sharded:  # gradients that are averaged by hand
-        note_inputs(tensor)
-    kinds = dist.ReduceOp, dist.ReduceOp.RedOpType
-    sums = all(v == dist.ReduceOp.SUM for v in others if isinstance(v, kinds))
-    scalar = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
-    if scalar and tensor.is_floating_point() and sums:
-        loss = None if state.loss is None else state.loss.clone()
-        state.summed.append([tensor, None, tensor.detach().clone(), loss])
-        del state.summed[:-8]
-
-
-def after_all_reduce(result, values):
-    if state.summed and state.summed[-1][0] is values[0]:
-        state.summed[-1][1] = values[0]._version
+        note_inputs(values[0])
 
 
 def before_backward(name, values):
-    loss = values[0]
-    state.loss = loss.detach() if isinstance(loss, torch.Tensor) else None
+    state.passes += 1
 
 
 def after_ddp(result, values):
     record.names |= {id(p): n for n, p in values[0].module.named_parameters()}
+    record.uncalled[id(values[0])] = user_line()
 
 
 def before_forward(name, values):
     ddp, state.forward_batch = values[0], state.batch
     training = torch.is_grad_enabled()
     if training:
+        record.uncalled.pop(id(ddp), None)
         state.ddp, state.forward_line = ddp, user_line()
         record.unused = ""
         note_inputs(values[1:])
-    if ddp._join_config.enable:
-        record.join = True
+    if record.join:
         return
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     if buffers or (training and ddp.require_backward_grad_sync):
         meet(TRAIN if training else EVALUATE, members(ddp.process_group))
-
-
-def before_join(name, values):
-    """Count a `with join()` as a loop: ranks make different numbers of steps."""
-    state.joins, state.join_step = state.joins + 1, state.steps
 
 
 def note_unused(error):
@@ -156,20 +133,12 @@ def after_fully_shard(result, values):
 
 
 def before_fsdp_forward(module, inputs):
+    record.sharded = True
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     if state.fsdp_root in (None, module):  # its parts come later
         state.fsdp_root = module
         note_inputs(inputs)
-
-
-def before_fsdp1_forward(name, values):
-    before_fsdp_forward(values[0], values[1:])
-
-
-def after_draw(supported, values):
-    """Note that DTensors are on CPUs, where all ranks draw the same numbers."""
-    record.drawn_alike = record.drawn_alike or not supported
 
 
 def before_compile(name, values):
@@ -181,21 +150,21 @@ def before_compile(name, values):
 
 
 def install():
-    for name in (*GATHERS, *REDUCTIONS, *OTHERS):
-        if hasattr(dist, name):
+    for name, value in [*vars(dist).items()]:
+        if COLLECTIVE.match(name) and inspect.isfunction(value):
             wrap(dist, name, before=before_collective, during="waiting")
-    wrap(dist, "all_reduce", before=before_all_reduce, after=after_all_reduce)
-    wrap(dist, "init_process_group", before=set_record("closed", False))
-    wrap(dist, "destroy_process_group", before=set_record("closed"))
+    for name in ("send", "recv"):
+        wrap(dist, name, during="waiting")
+    wrap(dist, "all_reduce", before=before_all_reduce)
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before=before_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")
-    wrap(Join, "__enter__", before=before_join)
-    wrap(Join, "__exit__", during="shadowing")
-    wrap(FSDP1, "__init__", after=set_record("sharded"))
-    wrap(FSDP1, "forward", before=before_fsdp1_forward, during="busy")
+    wrap(Join, "__init__", after=set_record("join"))
+    wrap(FSDP1, "__init__", after=after_fully_shard)
+    wrap(FSDP1, "forward", during="busy")
     wrap(torch, "compile", before=before_compile)
     wrap(fsdp, "fully_shard", after=after_fully_shard)
     wrap(parallel, "parallelize_module", after=set_record("parallel"))
-    if hasattr(_dispatch, "is_rng_supported_mesh"):
-        wrap(_dispatch, "is_rng_supported_mesh", after=after_draw)
+    if hasattr(_dispatch, "is_rng_supported_mesh"):  # not on CPUs
+        alike = set_record("drawn_alike")  # all ranks draw the same numbers there
+        wrap(_dispatch, "is_rng_supported_mesh", after=lambda ok, _: ok or alike())

@@ -1,6 +1,7 @@
 """Loops over loaders: which indices, in which order, and the contents of batches."""
 
 import functools
+from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -18,8 +19,8 @@ def reset():
     record.epochs = []  # loops over loaders
     record.inputs, record.batches = {}, {}  # by label: checksums of tensors
     state.epoch, state.loops = None, 0  # the present loop; those with steps
+    state.begun = Counter()  # loops, by key
     state.batch, state.reduced = 0, False  # whether a number was reduced since it
-    state.joins, state.join_step = 0, 0  # with join()
 
 
 def loop_of(iterator):
@@ -55,6 +56,7 @@ def after_iter(iterator, values):
     loop.first = loop.last = state.steps
     loop.base_seed = iterator._base_seed if loader.num_workers else None
     record.epochs.append(loop)
+    loop.number = len(record.epochs)
 
 
 def wrap_next():
@@ -81,7 +83,7 @@ def wrap_next():
 def next_label(loop):
     """Return (loop, step in it): steps of ranks are compared if these are equal."""
     if loop is None:
-        return -state.joins, state.steps - state.join_step
+        return 0, state.steps
     if loop.label is None:
         state.loops += 1
         loop.label = state.loops

@@ -4,11 +4,14 @@ import os
 import re
 import sys
 from collections import defaultdict
+from itertools import product
+from types import SimpleNamespace
 
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from ddp_checkup.formulas import batch_sizes, compute, formulas
 from ddp_checkup.hooks.shared import wrap
 from ddp_checkup.record import HERE, is_library, record, state, user_line
 
@@ -17,19 +20,23 @@ HOST_SYNCS += ["__float__", "__int__", "__bool__", "__format__"]
 # What lies between a hook and its caller; the second one if torch.compile is used.
 HOOK_FILES = HERE, "/torch/_dynamo/eval_frame.py"
 CACHES = "/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"
-MAX_NUMBERS = 1000  # of each line
-# A line says whose numbers it has.
-RANK_0 = r"(rank|gpu|process|worker)\W*0(?![\d.])"
-NUMBER = r"(?<![\w.])\d+\.\d+|(?<![\w.])\d{3,}(?![\w.])"
+MAX_NUMBERS = 20_000  # of each line that reads them
+MAX_OUTPUTS = 1000  # lines and scalars
+# A line says whose numbers it has; a progress bar is not the loop's result.
+SKIPPED = re.compile(r"(rank|gpu|process|worker)\W*0(?![\d.])|\d%\|", re.IGNORECASE)
+NUMBER = re.compile(r"(?<![\w.])(?:\d+\.\d+|\d{3,}(?![\d.%]))(?![\w.])")
+# Functions that print for their callers.
+PRINTERS = re.compile(r"print|log|write|info", re.IGNORECASE)
 
 
 def reset():
-    record.read = defaultdict(list)  # by line: numbers of tensors
+    record.read = defaultdict(list)  # by (line, loop, its number): what was read
     record.syncs = defaultdict(set)  # by line: batches in which it waits
-    record.prints, record.reduced = {}, False  # rank 0's own numbers in its output
+    record.prints = []  # outputs after a loop, with what was read before
+    record.available = set()  # the keys of what was read before outputs
+    record.totals = set()  # whole numbers in the output
     record.files = {}  # by path: (line, whether all only appended)
-    # What was read since the last output: own, sums over ranks, other reduced ones.
-    state.numbers = {kind: defaultdict(list) for kind in ("own", "sum", "reduced")}
+    state.numbers = {}  # by (line, loop): what was read since the last output
     state.lines, state.partial = [], ""  # what this rank has printed
 
 
@@ -49,24 +56,12 @@ def after_read(result, values):
     numbers = [v for v in tree_leaves(result) if isinstance(v, int | float)]
     if not loop and torch.is_grad_enabled():
         return
-    line, evaluates = user_line(), not loop.steps if loop else None
-    if len(record.read[line]) < MAX_NUMBERS:
-        record.read[line] += numbers[:MAX_NUMBERS]
-    kind = "reduced" if state.reduced else "own"
-    kind = "sum" if is_sum_of_means(tensor) else kind
-    record.reduced = record.reduced or kind == "reduced"
-    state.numbers[kind][line, loop.key if evaluates else "", evaluates] += numbers
-
-
-def is_sum_of_means(tensor):
-    """Return whether this is a sum over ranks of their losses, and not divided."""
-    own = own_numbers("own", state.epoch)
-    for summed, version, given, loss in state.summed:
-        if summed is tensor and tensor._version == version:
-            value = torch.Tensor.item(given)  # the script has just waited
-            is_loss = loss is not None and value == torch.Tensor.item(loss)
-            return is_loss or any(abs(value - number) < 1e-6 for number in own)
-    return False
+    source = (user_line(), *((loop.key, loop.number) if loop else ("", 0)))
+    read = record.read[source]
+    if len(read) < MAX_NUMBERS:
+        start = state.numbers.get(source, [len(read)])[0]
+        state.numbers[source] = start, state.reduced, loop
+        read += numbers
 
 
 class Tee:
@@ -85,66 +80,59 @@ class Tee:
         *lines, state.partial = re.split("[\r\n]", state.partial[-2000:])
         state.lines += lines
         for line in lines:
-            if not re.search(RANK_0, line, re.IGNORECASE):
-                note_numbers(re.findall(NUMBER, line))
+            if not SKIPPED.search(line):
+                numbers = NUMBER.finditer(line)
+                note_numbers([(line[: m.start()], m[0]) for m in numbers])
         return count
 
 
 def before_scalar(name, values):
-    for value in tree_leaves(values[1:]):
-        if isinstance(value, float):
-            note_numbers([repr(value)])
+    tags = values[1].items() if isinstance(values[1], dict) else [values[1:3]]
+    note_numbers([(str(t), repr(v)) for t, v in tags if isinstance(v, float)])
 
 
-def note_numbers(texts):
-    """Compare the numbers of a line of output with those that this rank has read."""
+def note_numbers(numbers):
+    """Note an output that may be computed from what this rank has read.
+
+    numbers: [(the text before it, number)].
+    """
     loop = state.epoch
+    record.totals |= {int(text) for _, text in numbers if text.isdigit()}
     # Shorter ones are often the same by chance.
-    texts = [t for t in texts if len(t.replace(".", "").lstrip("0")) >= 3]
-    if not texts or (loop and not (loop.exhausted or loop.batches >= loop.length)):
+    numbers = [n for n in numbers if len(n[1].replace(".", "").lstrip("0")) >= 3]
+    if loop and not loop.exhausted:
         return  # in the middle of an epoch a rank may print its own loss
-    reduced = own_numbers("reduced", loop)
-    texts = [text for text in texts if not found_in([text], reduced)]
-    for kind in ("own", "sum"):
-        for (line, key, evaluates), values in state.numbers[kind].items():
-            old = record.prints.get((kind, line, key), ["", 0, 0, evaluates])
-            printed = found_in(texts, candidates(values, loop, kind))
-            if printed:
-                old[0] = f"{user_line()}: {printed} is what rank 0 read at {line}"
-            old[1:3] = old[1] + bool(printed), old[2] + 1
-            record.prints[kind, line, key] = old
-    for numbers in state.numbers.values():
-        numbers.clear()
+    if not numbers or not state.numbers or len(record.prints) >= MAX_OUTPUTS:
+        return
+    readings = [find_match(source, numbers) for source in state.numbers]
+    record.available |= state.numbers.keys()
+    record.prints.append((user_line(skip=PRINTERS), [r for r in readings if r]))
+    if not loop:
+        state.numbers.clear()
 
 
-def own_numbers(kind, loop):
-    read = state.numbers[kind].values()
-    return [number for values in read for number in candidates(values, loop, "own")]
+def find_match(source, numbers):
+    """Return which number of an output may be computed from a reading, and how."""
+    start, reduced, loop = state.numbers[source]
+    new = SimpleNamespace(source=source, reduced=reduced, start=start)
+    values = record.read[source][start:]
+    new.stop, new.sizes = start + len(values), batch_sizes(loop) if loop else []
+    new.evaluates = not loop.steps if loop else None
+    for new.formula in formulas(values, loop):
+        value = compute(new.formula, values, new.sizes)
+        for (before, new.text), new.factor in product(numbers, (1, 100)):
+            if value and shows(new.text, new.factor * value):
+                words = re.findall("[a-z]+", before.lower())[-1:]
+                # Later outputs of the same loops replace those of the same name.
+                begun = state.begun.total()
+                new.names = {(begun, name) for name in (new.text, *words)}
+                return new
+    return None
 
 
-def candidates(values, loop, kind):
-    """Return the numbers that a script may compute from those it has read."""
-    last, before, total = values[-1], values[-2:][0], sum(values)
-    if kind == "sum":
-        return [last, total / len(values)]
-    if loop is None:
-        return [f * v for v in (last, total / len(values)) for f in (1, 100)]
-    samples = sum(len(b) for b in loop.dealt if hasattr(b, "__len__"))
-    own = len(loop.subsets[0]) if loop.subsets else loop.base_length
-    found = [last, total / len(values), before / (last or 1)]
-    for count in {samples, own, loop.base_length, loop.batches} - {0}:
-        found += [total / count, last / count]
-    return [factor * value for value in found for factor in (1, 100)]
-
-
-def found_in(texts, numbers):
-    """Return the first text that is one of these numbers."""
-    for text in texts:
-        decimals = len(text.partition(".")[2])
-        for number in numbers:
-            if text in (repr(number), f"{number:.{decimals}f}"):
-                return text
-    return ""
+def shows(text, value):
+    decimals = len(text.partition(".")[2])
+    return text in (repr(value), f"{value:.{decimals}f}")
 
 
 def audit(event, arguments):

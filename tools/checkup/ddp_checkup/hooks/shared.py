@@ -23,9 +23,9 @@ def keep_out_of_graphs():
     call = torch.compiler.disable(call)
 
 
-def set_record(name, value=True):
+def set_record(name):
     """Return a hook that sets a field of the record."""
-    return lambda *_: setattr(record, name, value)
+    return lambda *_: setattr(record, name, True)
 
 
 def wrap(owner, name, before=None, after=None, during="runs"):

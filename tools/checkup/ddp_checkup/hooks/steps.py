@@ -1,6 +1,5 @@
 """Steps of the optimizers: weights, gradients, clipping and random numbers."""
 
-import os
 import random
 import sys
 
@@ -10,7 +9,7 @@ from torch.optim import optimizer as optimizers
 
 from ddp_checkup.hooks.loaders import next_label
 from ddp_checkup.hooks.shared import checksums, contents, wrap
-from ddp_checkup.record import record, state, user_line, user_loops
+from ddp_checkup.record import record, state, user_line
 
 MAX_STEPS = 1000  # compared
 
@@ -20,11 +19,11 @@ class StopAfterSteps(BaseException):
 
 
 def reset():
-    record.device = None  # of the parameters; None before the first step
+    record.device = None  # its type; None before the first step
     record.names, record.models = {}, []  # by id(parameter); per step (line, names)
     record.start, record.gradients, record.weights = [], [], []  # checksums per step
+    record.passes = []  # per step: backward passes before it
     record.labels = []  # per step: (number of its loop over a loader, step in it)
-    record.loops, record.inside = [], []  # that it is in: first step, when it hangs
     record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
     record.clips = {}  # by label: (line, norm) of clipped gradients
     record.random = []  # states of the random number generators: first, later
@@ -32,6 +31,7 @@ def reset():
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
     state.random_loop = None
+    state.optimized = set()  # ids of the parameters that optimizers have
 
 
 def parameters(optimizer):
@@ -42,14 +42,14 @@ def parameters(optimizer):
 
 def before_step(optimizer, args, kwargs):
     state.depth += 1
-    if state.depth > 1 or state.shadowing:  # within another, or for other ranks
+    if state.depth > 1:  # within another
         return
     found = parameters(optimizer)
+    state.optimized.update(map(id, found))
     device = found[0].device if found else torch.device("cpu")
     if not record.start:
-        record.start, record.device = [checksums(found)], name_device(device)
+        record.start, record.device = [checksums(found)], device.type
         note_shards(optimizer)
-        record.loops = user_loops(sys._getframe())
     loop = state.epoch
     label = number, steps = next_label(loop)
     if steps == 0 and len(record.random) < 2:
@@ -64,6 +64,8 @@ def before_step(optimizer, args, kwargs):
             record.batches[label], loop.latest = loop.latest, None
         loop.steps += 1
     record.labels.append(label)
+    record.passes.append(state.passes)
+    state.passes = 0
     record.gradients.append(checksums([p.grad for p in found], device))
     record.weights.append(checksums(found))  # before the step
     names = [f"{record.names.get(id(p), 'one')} {(*p.shape,)}" for p in found]
@@ -72,7 +74,7 @@ def before_step(optimizer, args, kwargs):
 
 def after_step(optimizer, args, kwargs):
     state.depth -= 1
-    if state.depth or state.shadowing:
+    if state.depth:
         return
     state.last_parameters = parameters(optimizer)
     state.steps, state.events = state.steps + 1, state.events + 1
@@ -101,16 +103,6 @@ def note_norm(norm):
     if state.steps < MAX_STEPS and all(p.is_replicate() for p in placements):
         label = next_label(state.epoch)
         record.clips.setdefault(label, (user_line(), norm.detach()))
-
-
-def name_device(device):
-    if device.type == "cpu":
-        return "cpu"
-    name = str(device)
-    if device.type == "cuda":  # its number may differ by process
-        gpu = torch.cuda.get_device_properties(device)
-        name = f"{gpu.uuid} {gpu.pci_domain_id}:{gpu.pci_bus_id}"
-    return f"{os.uname().nodename} {name}"
 
 
 def random_states(device):

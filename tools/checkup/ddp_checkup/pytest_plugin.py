@@ -1,0 +1,24 @@
+"""A fixture for pytest: `checkup("train.py")` fails with the report."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def checkup():
+    """Return a function that runs a script and its options under the checkup.
+
+    n: ranks to start. options: of the checkup itself, such as "--strict".
+    """
+
+    def run(*words, n=2, options=()):
+        command = [sys.executable, "-m", "ddp_checkup", f"-n{n}", *options]
+        command += map(str, words)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(done.stdout + done.stderr, pytrace=False)
+        return done.stdout
+
+    return run
