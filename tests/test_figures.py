@@ -9,12 +9,11 @@ from conftest import REPOSITORY, copy_exercise, run, slow
 sys.path.append(str(REPOSITORY / "docs/figures"))
 from draw_pipeline import CHUNKS, GPUS, MICRO_BATCHES, order_of, simulate
 
-CHECKUP = slow("tools", "draw_checkup", "checkup/report.png")
 STEP = slow("dp_ddp_intro", "draw_data_parallel", "img/data_parallel.png")
 PIPELINE = "beyond_ddp", "draw_pipeline", "img/pipeline.png"
 
 
-@pytest.mark.parametrize("folder, script, picture", [PIPELINE, STEP, CHECKUP])
+@pytest.mark.parametrize("folder, script, picture", [PIPELINE, STEP])
 def test_a_script_draws_its_picture(folder, script, picture, tmp_path):
     picture = copy_exercise(folder, tmp_path) / picture
     picture.unlink()

@@ -19,24 +19,27 @@ def compute(formula, values, sizes):
         total = sum(v * n for v, n in zip(part, weights, strict=False))
         return total / sum(weights) if sum(weights) else None
     if formula.name == "ratio":
-        return part[-2] / part[-1] if part[-1] else None
+        return part[0] / part[1] if part[1] else None
     total = {"last": part[-1], "sum": sum(part), "mean": sum(part) / len(part)}
     return total[formula.name] / formula.divisor
 
 
-def formulas(values, loop):
-    """Return the formulas for what was read in a loop over a loader, or in none."""
+def formulas(values, loop, reduced):
+    """Return the formulas for what was read in a loop over a loader, or in none.
+
+    reduced: whether it was reduced before, perhaps with others in one tensor.
+    """
+    found = [Formula("ratio", 1, -i, 1) for i in range(2, 9 if reduced else 3)]
     if loop is None:
-        return [Formula("last", 1, 0, 1), Formula("mean", 1, 0, 1)]
+        return [*found, Formula("last", 1, 0, 1), Formula("mean", 1, 0, 1)]
     own = len(loop.subsets[0]) if loop.subsets else loop.base_length
     counts = {sum(batch_sizes(loop)), own, loop.base_length, loop.batches, 1}
     # A line may read several numbers of each batch.
     per_batch = len(values) / max(1, loop.batches)
     strides = {1, int(per_batch)} if per_batch in (2, 3, 4) else {1}
-    found = []
     for stride in sorted(strides):
         for offset in range(stride):
-            for name in ("mean", "weighted", "ratio"):
+            for name in ("mean", "weighted"):
                 found.append(Formula(name, stride, offset, 1))
             for count in counts:
                 found.append(Formula("last", stride, offset, count))

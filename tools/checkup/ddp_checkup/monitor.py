@@ -214,11 +214,8 @@ def finished_record(done):
         for entry in state.modules.values():
             note_tensors(entry, "at the end")
     for name in ON_DEVICE:
-        values = getattr(sent, name)
-        values = tree_map_only(
-            torch.Tensor, torch.Tensor.tolist, {} if waits else values
-        )
-        setattr(sent, name, values)
+        values = {} if waits else getattr(sent, name)
+        setattr(sent, name, tree_map_only(torch.Tensor, torch.Tensor.tolist, values))
     sent.files = {}
     for path, (line, append) in record.files.items():
         if os.path.exists(path):

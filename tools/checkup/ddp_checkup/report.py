@@ -68,9 +68,10 @@ def show(*lines):
 def print_report(options, rows, ranks, stop):
     job = f"{state.world} ranks, {state.steps} steps"
     lines = [f"\nCheckup of {options.script}: {job}"]
-    for level in LEVELS if options.all else LEVELS[:4]:
+    for level in LEVELS:
         for row in rows:
-            if row["state"] == level:
+            asked_for = options.all or row["fix"] or row["name"] == "reference"
+            if row["state"] == level and asked_for:
                 why = f" ({row['text']})" if level == "not seen" else ""
                 name = f"  {level:<9} {row['name']:<17}"
                 lines.append(f"{name} {row['promise']}{why}")

@@ -153,9 +153,8 @@ def split(ranks):
             return found(f"{line}: the ranks' subsets overlap, and are not the same")
         first = group[0]
         for name, value in first.lists.items():
-            if first.shards and any(
-                e.lists.get(name, value) != value for e in group
-            ):
+            differ = any(e.lists.get(name, value) != value for e in group)
+            if first.shards and differ:
                 return found(f"{line}: the data sets have different lists: {name}")
         if number == 1 and first.shards and len(group) < len(ranks):
             return found(f"{line}: the data sets have different lengths")

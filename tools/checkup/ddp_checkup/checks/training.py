@@ -5,8 +5,6 @@ from itertools import combinations
 from ddp_checkup.checks.ranks import no_replicas, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
 
-UNCALLED = "the DDP model that is made here is never called in training"
-
 
 def steps_of_all(ranks, part):
     """Yield (step, values on all ranks) for the steps that all ranks have made."""
@@ -77,10 +75,9 @@ def shards(ranks):
         for number, (place, *tensor) in a.shards.items():
             other_place, *other = b.shards.get(number, [place])
             if place != other_place and tensor == other and tensor[1]:
-                text = (
-                    f"{a.models[0][0]}, before step 1: ranks {a.rank} and {b.rank}"
-                )
-                return found(f"{text} have equal shards of parameter {number}")
+                text = f"ranks {a.rank} and {b.rank} have equal shards"
+                line = f"{a.models[0][0]}, before step 1"
+                return found(f"{line}: {text} of parameter {number}")
     return OK
 
 
@@ -101,9 +98,8 @@ def gradients(ranks):
     if no_gradient(ranks):
         line, names = ranks[0].models[0]
         text = f"no gradient in any step; the optimizer has {len(names)} parameters"
-        return found(
-            f"{line}: {text}, first {names[0]}" if names else f"{line}: {text}"
-        )
+        first = f", first {names[0]}" if names else ""
+        return found(f"{line}: {text}{first}")
     where = first_difference(ranks, "gradients")
     if where and are_averaged_later(ranks):
         return unseen("the ranks average their weights now and then")
@@ -115,7 +111,8 @@ def gradients(ranks):
             text = f"step {i + 1} has different numbers of backward passes"
             return found(f"{ranks[0].models[i][0]}: {text} ({numbers})")
     for line in ranks[0].uncalled.values():
-        return found(f"{line}: {UNCALLED}", "warning")
+        text = "the DDP model that is made here is never called in training"
+        return found(f"{line}: {text}", "warning")
     return OK
 
 

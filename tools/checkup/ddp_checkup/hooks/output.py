@@ -59,6 +59,8 @@ def after_read(result, values):
     source = (user_line(), *((loop.key, loop.number) if loop else ("", 0)))
     read = record.read[source]
     if len(read) < MAX_NUMBERS:
+        for old in [s for s in state.numbers if s[:2] == source[:2] and s != source]:
+            del state.numbers[old]  # of an earlier epoch
         start = state.numbers.get(source, [len(read)])[0]
         state.numbers[source] = start, state.reduced, loop
         read += numbers
@@ -118,7 +120,7 @@ def find_match(source, numbers):
     values = record.read[source][start:]
     new.stop, new.sizes = start + len(values), batch_sizes(loop) if loop else []
     new.evaluates = not loop.steps if loop else None
-    for new.formula in formulas(values, loop):
+    for new.formula in formulas(values, loop, reduced):
         value = compute(new.formula, values, new.sizes)
         for (before, new.text), new.factor in product(numbers, (1, 100)):
             if value and shows(new.text, new.factor * value):
