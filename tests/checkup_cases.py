@@ -86,10 +86,6 @@ eval-coverage warning
 -Subset(val_set, range(rank, 129, world_size)), 8
 +val_set, 8, sampler=DistributedSampler(val_set)
 
-eval-coverage warning
--world_size)), 8
-+world_size)), 8, drop_last=True
-
 collectives
 -    dist.all_reduce(total)
 +    dist.broadcast(total, rank)
@@ -263,22 +259,19 @@ def read_cases(text):
 
     The first bug of each check is enough for every day.
     """
-    cases, titles = [], set()
+    cases = []
     for block in text.strip("\n").split("\n\n"):
-        title, *lines = block.splitlines(keepends=True)
-        unseen = {line[1:].strip() for line in lines if line[0] == "?"}
-        rows = "".join(line for line in [*lines, "\n"] if line[0] != "?")
+        title, *lines = block.splitlines()
+        unseen = {line[1:] for line in lines if line[0] == "?"}
+        rows = "".join(f"{line}\n" for line in lines if line[0] != "?")
         found = re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", rows, re.M)
-        changes = [tuple(map(without_marks, change)) for change in found]
-        title = title.strip()
-        marks = [pytest.mark.slow] if title in titles else []
-        titles.add(title)
+        changes = [
+            [re.sub("^[-+]", "", part, flags=re.M)[:-1] for part in change]
+            for change in found
+        ]
+        marks = [pytest.mark.slow] * (title in [case.id for case in cases])
         cases.append(pytest.param(title, unseen, changes, id=title, marks=marks))
     return cases
-
-
-def without_marks(lines):
-    return "\n".join(line[1:] for line in lines.splitlines())
 
 
 def changed(changes):
