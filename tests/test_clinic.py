@@ -11,7 +11,7 @@ from test_checkup import checkup, names
 
 INTRO = "--layers=1 --width=16 --heads=2 --length=8 --sequences=64 --epochs=2"
 
-FAILED_CHECKS = """set-epoch seeds gradients split coverage files rank0-eval
+FAILED_CHECKS = """set-epoch seeds gradients split coverage files collectives
 collectives unused-parameters shards clipping collectives"""
 
 

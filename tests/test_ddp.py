@@ -40,13 +40,13 @@ CHECKED = {  # the checkup wants steps in each epoch that print nothing
 }
 for options in (OPTIONS, RECORDED, CHECKED):
     options["beyond_ddp"] = options["dp_ddp_intro"]
-UNSEEN_BY_ALL = {"own-gpu", "clipping"}  # on CPUs
+UNSEEN_BY_ALL = {"clipping"}
 REPLICAS = {"start", "gradients", "weights"}
 # Ranks share a model, and so a batch.
 PARTS = {"coverage", "same-batch", "own-number"}
 DTENSORS = {"fsdp", "fsdp_checkpoint", "hsdp", "tensor_parallel", "fsdp_tp"}
 UNSEEN = {  # besides; TP has collectives of its own
-    "tensor_parallel": {*PARTS, "collectives", "rank0-eval"},
+    "tensor_parallel": {*PARTS, "collectives"},
     "fsdp_tp": PARTS,
     "pipeline": {*PARTS, "unused-parameters"},
     "context_parallel": {"coverage"},  # ranks share a batch

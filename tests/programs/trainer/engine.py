@@ -72,7 +72,7 @@ class Trainer:
             self.train_loader.sampler.set_epoch(epoch)
             self.model.train()
             self.run_epoch(epoch, self.train_loader, Meters())
-            # BUG rank0-eval: dist.get_rank() or self.evaluate(epoch)
+            # BUG collectives: dist.get_rank() or self.evaluate(epoch)
             self.evaluate(epoch)
             if dist.get_rank() == 0:
                 torch.save({"model": self.model.module.state_dict()}, "snapshot.pt")

@@ -179,12 +179,10 @@ def fail_rank(error):
     note_unused(str(error))
     if not state.store:
         return
-    if state.steps or record.unused:
+    state.end = "failed" if state.steps or record.unused else "unseen"
+    if state.end == "failed":
         stop_job("failed", f"Rank {state.rank} failed")
-        state.end = "failed"
-    else:  # nothing to report; a thread in a store's call would abort Python's exit
-        state.end = "unseen"
-    state.thread.join()
+    state.thread.join()  # in a store's call it would abort Python's exit
 
 
 def start_spawned(options):

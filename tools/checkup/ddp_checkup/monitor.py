@@ -31,6 +31,7 @@ ON_DEVICE += ("tensors",)
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
 MAX_ITEMS = 200_000  # of a data set whose lists are compared
+KEPT = "key", "line", "first", "gathered", "printed", "base_seed"  # of a loop
 PLAIN = str, bytes, int, float, complex, os.PathLike, torch.dtype
 
 
@@ -81,7 +82,7 @@ def watch(options, main):
         idle = time.monotonic() - moved
         call = state.waiting or state.busy
         waits = bool(call) or is_in_collective(frame)
-        place = f"{call} at {user_line(frame)}".strip()
+        place = f"{call and f'in {call} '}at {user_line(frame)}"
         store.set(f"beat{state.rank}", json.dumps([waits, idle, place]))
         if idle > min(5, options.hang_timeout):
             find_hang(options, idle, waits, place)
@@ -103,13 +104,13 @@ def find_hang(options, idle, waits, place):
     for r in left:
         number = int(store.get(f"record{r}").split()[1])
         if waits and number < record.counts.total():
-            text = f"rank {state.rank} waits in {place}, but rank {r} has ended"
+            text = f"rank {state.rank} waits {place}, but rank {r} has ended"
             stop_job("collectives", text)
             return
     beats = [f"beat{r}" for r in ranks if r not in left]
     if idle > options.hang_timeout and store.check(beats):
         others = [json.loads(beat) for beat in store.multi_get(beats)]
-        places = [f"rank {r} is in {b[2]}" for r, b in enumerate(others)]
+        places = [f"rank {r} is {b[2]}" for r, b in enumerate(others)]
         text = f"{', '.join(places)}, since {idle:.0f} s"
         if all(b[0] and b[1] > options.hang_timeout for b in others):
             stop_job("collectives", text)
@@ -137,8 +138,7 @@ def hand_in():
     blob = pickle.dumps(finished_record(state.end == "done"))
     parts = range(0, len(blob), 1 << 20)
     for i in parts:
-        part = blob[i : i + (1 << 20)]
-        state.store.set(f"record{state.rank}/{i >> 20}", part)
+        state.store.set(f"record{state.rank}/{i >> 20}", blob[i : i + (1 << 20)])
     state.store.set(f"record{state.rank}", f"{len(parts)} {record.counts.total()}")
 
 
@@ -157,20 +157,16 @@ def gather(store):
     return ranks, json.loads(store.get("stop")) if store.check(["stop"]) else None
 
 
-def fingerprint(loop, seed, other_seed):
-    """Return checksums of some items, drawn with these seeds; None if they vary.
-
-    seed: PyTorch's; other_seed: Python's and NumPy's.
-    """
+def fingerprint(loop, torch_seed, other_seed):
+    """Return checksums of some items, drawn with these seeds; None if they vary."""
     data, found = loop.data, []
     try:
         for i in [*range(0, loop.base_length, loop.base_length // 8 + 1)] * 2:
-            torch.manual_seed(seed)
+            torch.manual_seed(torch_seed)
             random.seed(other_seed)
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(other_seed)
-            many = hasattr(data, "__getitems__")
-            found.append(digest(data.__getitems__([i]) if many else data[i]))
+            found.append(digest(data[i]))
     except Exception:  # it may be closed, or hold what has no contents
         return None
     half = len(found) // 2
@@ -218,7 +214,7 @@ def finished_record(done):
         setattr(sent, name, tree_map_only(torch.Tensor, torch.Tensor.tolist, values))
     sent.files = {}
     for path, (line, append) in record.files.items():
-        if os.path.exists(path):
+        if os.path.isfile(path):
             sent.files[path, os.stat(path).st_ino] = line, append
     return sent
 
@@ -256,11 +252,11 @@ def finished_loop(old, done, trained):
     except (TypeError, ValueError, RuntimeError):  # not numbers
         return []
     dealt = dealt[: int(min(old.length, len(dealt)))]  # some go on for ever
-    order = [i for batch in dealt for i in batch]
-    new = SimpleNamespace(key=old.key, line=old.line, order=order, items=order)
+    new = SimpleNamespace(**{name: getattr(old, name) for name in KEPT})
+    new.order = new.items = [i for batch in dealt for i in batch]
     subset = isinstance(sampler, SubsetRandomSampler)
     new.sets = [{*map(int, sampler.indices)}] if subset else []
-    new.trains, new.first = trains(old), old.first
+    new.trains = trains(old)
     for level in old.subsets:
         new.items = [int(level[i]) for i in new.items]
         new.sets = [{int(level[i]) for i in s} for s in new.sets]
@@ -274,7 +270,6 @@ def finished_loop(old, done, trained):
     new.replaces = getattr(sampler, "replacement", False)
     new.chooses = any(map(chooses, (sampler, old.loader.batch_sampler)))
     new.shards = isinstance(sampler, DistributedSampler)
-    new.gathered, new.base_seed = old.gathered, old.base_seed
     new.also_trains = id(old.loader) in trained and not new.trains
     new.own_seeds = bool(old.loader.worker_init_fn) and old.loader.num_workers > 0
     new.sample = fingerprint(old, 0, 0) if done and new.trains else None

@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+import traceback
 from types import SimpleNamespace
 
 import torch
@@ -37,11 +38,10 @@ def is_library(file):
 
 def user_frames(frame):
     """Yield the frames of the user's code, the innermost first."""
-    while frame:
-        file = frame.f_code.co_filename
+    for each, _ in traceback.walk_stack(frame):
+        file = each.f_code.co_filename
         if file == state.script or not is_library(file):
-            yield frame
-        frame = frame.f_back
+            yield each
 
 
 def line_of(frame):
@@ -63,6 +63,6 @@ def user_line(frame=None, skip=None):
     return f"{line} (from {script[0]})" if {*script[:1]} - {line} else line
 
 
-def user_stack():
+def user_stack(part=line_of):
     """Return all user lines that led here; it tells loaders of one helper apart."""
-    return " ".join(map(line_of, user_frames(sys._getframe(1))))
+    return " ".join(map(part, user_frames(sys._getframe(1))))

@@ -55,8 +55,6 @@ def report(options, ranks, stop):
     states = [row["state"] for row in rows]
     failed = (stop and stop[0] == "failed") or None in ranks
     bad = "error" in states or (options.strict and "warning" in states)
-    if bad and not failed and not options.ranks:
-        show("The exit status is 1. If torchrun reports it below, nothing crashed.")
     return int(bool(failed or bad))
 
 
@@ -66,8 +64,10 @@ def show(*lines):
 
 
 def print_report(options, rows, ranks, stop):
-    job = f"{state.world} ranks, {state.steps} steps"
-    lines = [f"\nCheckup of {options.script}: {job}"]
+    lines = [
+        "",
+        f"Checkup of {options.script}: {state.world} ranks, {state.steps} steps",
+    ]
     for level in LEVELS:
         for row in rows:
             asked_for = options.all or row["fix"] or row["name"] == "reference"

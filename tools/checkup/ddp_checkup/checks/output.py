@@ -10,21 +10,10 @@ from ddp_checkup.formulas import compute
 
 
 @check(
-    "all ranks take part in forwards of the wrapped model",
-    seen="forwards of the DDP model, compared before each begins",
-    fix="Evaluate ddp_model.module on rank 0, or evaluate on all ranks.",
-)
-def rank0_eval(ranks):
-    # A mismatch stops the job: report.py.
-    return OK if any(r.counts for r in ranks) else unseen("no DDP model was used")
-
-
-@check(
     "all ranks take part in each collective",
-    seen="name and shape, compared before each begins, and their number at the end",
-    fix="Call it on all ranks, and make equally many steps on all. Neither a "
-    "collective nor a forward of the wrapped model belongs within `if rank == 0`, "
-    "and no rank may `break` by a loss of its own.",
+    seen="collectives and forwards of the DDP model, compared before each begins",
+    fix="Call it on all ranks, and make equally many steps on all: no rank may "
+    "`break` by a loss of its own. To evaluate on rank 0, call ddp_model.module.",
 )
 def collectives(ranks):
     for members in {m for r in ranks for m in r.counts}:
@@ -57,25 +46,28 @@ def files(ranks):
 
 @check(
     "printed numbers are the whole job's",
-    seen="what rank 0 prints or logs after a loop, and the tensors that it has read",
+    seen="what rank 0 prints or logs in TensorBoard, and the tensors that it read",
     fix="Add up sums and counts of all ranks with dist.all_reduce() first.",
 )
 def own_number(ranks):
     if have_parts(ranks):
         return unseen("ranks that share a model may share a batch")
-    if not ranks[0].prints:
+    warning = unreduced(ranks)
+    if not ranks[0].prints and warning is OK:
         return unseen("no number of a tensor was read and printed after a loop")
     alone = {g[0].key for _, _, g, _ in loops(ranks, False) if len(g) < len(ranks)}
     shared, own = set(), []
     for line, readings in reversed(ranks[0].prints):
         values = [values_of_all(ranks, reading) for reading in readings]
         output = [*zip(readings, values, strict=True)]
-        for reading, _ in filter(lambda pair: is_shared(*pair), output):
-            shared |= reading.names
-        own += [(line, *pair) for pair in output if not pair[0].names & shared]
+        of_all = [reading for reading, its in output if is_shared(reading, its)]
+        words = [reading.words for reading in of_all]  # "loss: 2.07 (2.11)"
+        for reading, its in output:
+            if reading.words not in words and not reading.names & shared:
+                own.append((line, reading, its))
+        shared = shared.union(*(reading.names for reading in of_all))
     matches = Counter(source[:2] for source in {r.source for _, r, _ in own})
     loops_seen = Counter(source[:2] for source in ranks[0].available)
-    warning = OK
     for line, reading, values in reversed(own):
         place = reading.source[:2]
         often = 2 * matches[place] >= loops_seen[place]  # else it is by chance
@@ -91,6 +83,17 @@ def own_number(ranks):
         if warning is OK and not (reading.evaluates is None and None in values):
             warning = found(f"{text}: {reason}", "warning")
     return warning
+
+
+def unreduced(ranks):
+    """Return a warning if each rank evaluates a part, and nothing is reduced."""
+    for line, _, group, _ in loops(ranks, False):
+        apart = len({frozenset(e.items) for e in group}) == len(ranks)
+        reduced = any(group[0].first in r.reduced_after for r in ranks)
+        if apart and group[0].printed and not reduced:
+            text = f"each rank evaluates a part at {line}, and nothing is reduced"
+            return found(f"{group[0].printed}: {text}", "warning")
+    return OK
 
 
 def values_of_all(ranks, reading):

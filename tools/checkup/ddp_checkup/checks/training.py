@@ -111,7 +111,7 @@ def gradients(ranks):
             text = f"step {i + 1} has different numbers of backward passes"
             return found(f"{ranks[0].models[i][0]}: {text} ({numbers})")
     for line in ranks[0].uncalled.values():
-        text = "the DDP model that is made here is never called in training"
+        text = "the DDP model that is made here is never called"
         return found(f"{line}: {text}", "warning")
     return OK
 
@@ -158,17 +158,16 @@ def buffers(ranks):
     for name in ranks[0].tensors:
         notes = [r.tensors.get(name, []) for r in ranks]
         if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
-            continue
-        for of_all in zip(*notes, strict=True):
+            notes = [its[-1:] for its in notes]
+        for of_all in zip(*notes, strict=False):
             line, evaluated, names, _ = of_all[0]
-            alike = all(note[1:3] == of_all[0][1:3] for note in of_all)
+            alike = all(note[2] == names for note in of_all)
             seen = seen or (bool(names) and alike)
             what = f"tensors of {name[0]}"
             differ = count_differing([note[3] for note in of_all], names, what)
             used = evaluated or any(name in r.saved for r in ranks)
             if alike and differ and (evaluated or line == "at the end"):
-                text = f"{line}: {differ}"
-                verdict = found(text) if used else found(text, "warning")
+                verdict = found(f"{line}: {differ}", "error" if used else "warning")
                 if used:
                     return verdict
     return verdict if seen else unseen("there was none")

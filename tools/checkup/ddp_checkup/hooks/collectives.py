@@ -25,12 +25,11 @@ from ddp_checkup.record import record, state, user_line
 KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
 COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
-TRAIN = "a forward of the DDP model with gradients"
-EVALUATE = "a forward of the DDP model without gradients"
 
 
 def reset():
     record.counts, record.last = Counter(), {}  # collectives, by group
+    record.reduced_after = set()  # steps after which numbers were reduced
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
@@ -56,8 +55,7 @@ def meet(what, ranks=None):
     other, other_line, rank = json.loads(first)
     if other != what:
         text = f"rank {state.rank} comes to {what} at {line}, but rank {rank} to"
-        kind = "rank0-eval" if EVALUATE in (other, what) else "collectives"
-        stop_job(kind, f"{text} {other} at {other_line}")
+        stop_job("collectives", f"{text} {other} at {other_line}")
         threading.Event().wait()  # monitor.py ends this process
 
 
@@ -82,6 +80,7 @@ def before_collective(name, values):
     if re.search("gather|reduce|to_all", name) and not averages:
         to_one = name == "reduce" or name.startswith("gather")
         state.reduced = "on one rank" if to_one else "on all ranks"
+        record.reduced_after.add(state.steps)
     if "gather" in name and state.epoch:
         state.epoch.gathered = True
     meet(" ".join(what), members(groups[0]) if groups else None)
@@ -103,9 +102,9 @@ def after_ddp(result, values):
 
 def before_forward(name, values):
     ddp, state.forward_batch = values[0], state.batch
+    record.uncalled.pop(id(ddp), None)
     training = torch.is_grad_enabled()
     if training:
-        record.uncalled.pop(id(ddp), None)
         state.ddp, state.forward_line = ddp, user_line()
         record.unused = ""
         note_inputs(values[1:])
@@ -113,7 +112,8 @@ def before_forward(name, values):
         return
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     if buffers or (training and ddp.require_backward_grad_sync):
-        meet(TRAIN if training else EVALUATE, members(ddp.process_group))
+        gradients = "with gradients" if training else "without gradients"
+        meet(f"a forward of the DDP model {gradients}", members(ddp.process_group))
 
 
 def note_unused(error):

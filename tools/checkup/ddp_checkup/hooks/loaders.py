@@ -1,6 +1,7 @@
 """Loops over loaders: which indices, in which order, and the contents of batches."""
 
 import functools
+import weakref
 from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
@@ -25,7 +26,8 @@ def reset():
 
 def loop_of(iterator):
     new = SimpleNamespace(dealt=[], batches=0, steps=0, length=float("inf"), last=0)
-    new.exhausted, new.gathered, new.label, new.latest = False, False, None, None
+    new.exhausted = new.gathered = new.printed = False  # or the line that printed
+    new.label = new.latest = None
     return vars(iterator).setdefault("checkup", new)
 
 
@@ -49,14 +51,19 @@ def after_iter(iterator, values):
     stream = isinstance(data, IterableDataset) or not hasattr(data, "__len__")
     loop.base_length = 0 if stream else len(data)
     loop.loader, loop.subsets, loop.data = loader, subsets, data
+    loop.iterator = weakref.ref(iterator)
     with suppress(TypeError):  # some have no length
         loop.length = len(loader)
     loop.line, made = user_line(), vars(loader).get("checkup_made", "")
-    loop.key = f"{user_stack()} {made} {loop.base_length} {len(subsets)}"
+    # Ranks may iterate in different lines, for example with a progress bar on one.
+    functions = user_stack(lambda frame: frame.f_code.co_name)
+    loop.key = f"{functions} {made} {loop.base_length} {len(subsets)}"
     loop.first = loop.last = state.steps
     loop.base_seed = iterator._base_seed if loader.num_workers else None
+    state.random_loop = None  # it has drawn a seed
     record.epochs.append(loop)
-    loop.number = len(record.epochs)
+    state.begun[loop.key] += 1
+    loop.number = state.begun[loop.key]
 
 
 def wrap_next():

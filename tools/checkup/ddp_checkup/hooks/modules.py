@@ -1,5 +1,7 @@
 """Tensors that no optimizer has: buffers, and copies of a model such as an EMA."""
 
+import sys
+
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
@@ -8,10 +10,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddp_checkup.hooks.shared import checksums, wrap
 from ddp_checkup.record import record, state, user_line
 
+NEVER = 0, sys.maxsize  # evaluated
+
 
 def reset():
     record.tensors = {}  # by module: [(line, names, checksums)] after evaluations
-    state.modules = {}  # by id: (name, module, batches before its evaluation)
+    state.modules = {}  # by id: [name, module, (steps, loops) at its last eval()]
     record.saved = set()  # names of modules whose state was saved
     state.switching = ""
 
@@ -24,7 +28,7 @@ def before_call(name, values):
     if id(module) not in state.modules:
         kind = type(module).__name__
         number = sum(entry[0][0] == kind for entry in state.modules.values())
-        state.modules[id(module)] = [(kind, number), module, None]
+        state.modules[id(module)] = [(kind, number), module, NEVER]
     entry = state.modules[id(module)]
     if name == "state_dict":
         record.saved.add(entry[0])
@@ -32,18 +36,19 @@ def before_call(name, values):
         evaluates = False in values[1:]
         if module.training < (not evaluates):
             note_tensors(entry)
-        entry[2] = state.batch if evaluates else None
+        entry[2] = (state.steps, len(record.epochs)) if evaluates else NEVER
 
 
 def note_tensors(entry, line=None):
-    name, module, batch = entry
-    evaluated = batch is not None and batch < state.batch
+    name, module, (steps, number) = entry
+    loops = record.epochs[number:]
+    loops = [loop for loop in loops if loop.batches and not loop.steps]
+    evaluated = any(loop.first == loop.last == steps for loop in loops)
     norms = [m for m in module.modules() if isinstance(m, _NormBase)]
     # DDP leaves each rank its own statistics after a training step.
     left_out = {id(b) for m in norms for b in m.buffers() if not evaluated}
     named = [*module.named_buffers(), *module.named_parameters()]
-    left_out |= state.optimized
-    named = [(n, t) for n, t in named if id(t) not in left_out]
+    named = [(n, t) for n, t in named if id(t) not in left_out | state.optimized]
     named = [(n, t) for n, t in named if not isinstance(t, DTensor)]
     values = checksums([t for _, t in named])
     new = line or user_line(), evaluated, [n for n, _ in named], values

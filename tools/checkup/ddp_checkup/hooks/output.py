@@ -89,8 +89,8 @@ class Tee:
 
 
 def before_scalar(name, values):
-    tags = values[1].items() if isinstance(values[1], dict) else [values[1:3]]
-    note_numbers([(str(t), repr(v)) for t, v in tags if isinstance(v, float)])
+    if isinstance(values[2], float):
+        note_numbers([(values[1], repr(values[2]))])
 
 
 def note_numbers(numbers):
@@ -102,8 +102,10 @@ def note_numbers(numbers):
     record.totals |= {int(text) for _, text in numbers if text.isdigit()}
     # Shorter ones are often the same by chance.
     numbers = [n for n in numbers if len(n[1].replace(".", "").lstrip("0")) >= 3]
-    if loop and not loop.exhausted:
+    if loop and not loop.exhausted and loop.iterator():
         return  # in the middle of an epoch a rank may print its own loss
+    if loop and numbers:
+        loop.printed = loop.printed or user_line(skip=PRINTERS)
     if not numbers or not state.numbers or len(record.prints) >= MAX_OUTPUTS:
         return
     readings = [find_match(source, numbers) for source in state.numbers]
@@ -124,10 +126,10 @@ def find_match(source, numbers):
         value = compute(new.formula, values, new.sizes)
         for (before, new.text), new.factor in product(numbers, (1, 100)):
             if value and shows(new.text, new.factor * value):
-                words = re.findall("[a-z]+", before.lower())[-1:]
-                # Later outputs of the same loops replace those of the same name.
+                # Later outputs after the same loops replace those of the same name.
+                new.words = re.findall("[a-z]+", before.lower())
                 begun = state.begun.total()
-                new.names = {(begun, name) for name in (new.text, *words)}
+                new.names = {(begun, name) for name in (new.text, *new.words[-1:])}
                 return new
     return None
 
@@ -158,20 +160,16 @@ def note_file(path=None, append=False):
         record.files[path] = line or user_line(), only_appended and append
 
 
-def wrap_late_imports(*_):
+def wrap_tensorboard(*_):
     """Wrap what a script may have imported since."""
-    for name, owner, method in (
-        ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar"),
-        ("wandb.sdk.wandb_run", "Run", "log"),
-    ):
-        owner = getattr(sys.modules.get(name), owner, None)
-        if owner and not hasattr(getattr(owner, method), "__wrapped__"):
-            wrap(owner, method, before=before_scalar)
+    writer = sys.modules.get("torch.utils.tensorboard.writer")
+    if writer and not hasattr(writer.SummaryWriter.add_scalar, "__wrapped__"):
+        wrap(writer.SummaryWriter, "add_scalar", before=before_scalar)
 
 
 def install():
     for name in HOST_SYNCS:
         wrap(torch.Tensor, name, after=after_read)
     wrap(torch, "save", before=before_save)
-    wrap(DataLoader, "__iter__", before=wrap_late_imports)
+    wrap(DataLoader, "__iter__", before=wrap_tensorboard)
     sys.addaudithook(audit)
