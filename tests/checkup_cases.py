@@ -78,10 +78,6 @@ weights
 -0.1, 0.9
 +0.1 + rank, 0.9
 
-coverage
--8, sampler=sampler
-+8, shuffle=True
-
 eval-coverage warning
 -Subset(val_set, range(rank, 129, world_size)), 8
 +val_set, 8, sampler=DistributedSampler(val_set)
@@ -109,6 +105,15 @@ own-number
 
 own-number warning
 -    dist.all_reduce(total)
+
+own-number warning
+-    dist.all_reduce(sums)
+-    return sums[0].item() / sums[1].item()
++    return (sums.numpy()[0] / sums.numpy()[1]) ** 0.5
+-    dist.all_reduce(total)
++    pass
+-loss {total:.4f}, accuracy
++accuracy
 
 gradients
 -SGD(model.parameters()

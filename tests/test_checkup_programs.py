@@ -21,37 +21,31 @@ PROGRAMS = REPOSITORY / "tests/programs"
 
 
 def cases(frameworks):
-    """Yield (name, bug, number of a line, what replaces it) for each program."""
+    """Yield (name, bug, lines, what replaces them) for each program.
+
+    One bug of each program is enough for every day.
+    """
     for file in sorted(PROGRAMS.glob("**/*.py")):
-        name, bugs = str(file.relative_to(PROGRAMS)), []
-        if name.startswith("frameworks") != frameworks or "__init__" in name:
-            continue
-        if file.name != "engine.py":
-            seldom = [pytest.mark.slow] * (name == "spawned.py")
-            title = f"{file.stem}-healthy"
-            yield pytest.param(name, "", 0, "", id=title, marks=seldom)
-        for i, line in enumerate(file.read_text().splitlines(), start=1):
-            mark = re.match(r"( *)# BUG ([\w -]+): (.*)", line)
-            if mark:
-                # One bug of each program is enough for every day.
-                seldom = [pytest.mark.slow] * (bool(bugs) or name == "spawned.py")
-                bugs.append(f"{file.stem}-{len(bugs) + 1}-{mark[2].split()[0]}")
-                case = name, mark[2], i, mark[1] + mark[3]
-                yield pytest.param(*case, id=bugs[-1], marks=seldom)
+        name, part = str(file.relative_to(PROGRAMS)), file.name == "engine.py"
+        if name.startswith("frameworks") == frameworks and "__init__" not in name:
+            bugs = re.finditer(r"( *)# BUG ([\w -]+): (.*)\n.*", file.read_text())
+            changes = [("", "", "")] * (not part)
+            changes += [(bug[2], bug[0], bug[1] + bug[3]) for bug in bugs]
+            for i, change in enumerate(changes, start=part):
+                seldom = [pytest.mark.slow] * (i > 1 or name == "spawned.py")
+                title = f"{file.stem}-{i}-{change[0] or 'healthy'}"
+                yield pytest.param(name, *change, id=title, marks=seldom)
 
 
-def write_programs(folder, name, number, replacement):
-    """Copy all programs, with this line of one of them replaced."""
+def write_programs(folder, name, old, new):
+    """Copy all programs, with these lines of one of them replaced."""
     shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True)
-    if replacement:
-        lines = (PROGRAMS / name).read_text().splitlines()
-        lines[number] = replacement
-        (folder / name).write_text("\n".join(lines) + "\n")
+    (folder / name).write_text((PROGRAMS / name).read_text().replace(old, new))
 
 
-@pytest.mark.parametrize("name, bug, number, replacement", [*cases(False)])
-def test_foreign_programs(name, bug, number, replacement, tmp_path):
-    write_programs(tmp_path, name, number, replacement)
+@pytest.mark.parametrize("name, bug, old, new", [*cases(False)])
+def test_foreign_programs(name, bug, old, new, tmp_path):
+    write_programs(tmp_path, name, old, new)
     words = ["-m", "trainer.main", "lr=0.1"] if "trainer" in name else [name]
     soon = ["--hang-timeout=2"] * (name in ("local_sgd.py", "sharded.py"))
     job = {"PORT": free_port(), "ranks": 0 if name == "spawned.py" else 2}
@@ -61,12 +55,12 @@ def test_foreign_programs(name, bug, number, replacement, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, bug, number, replacement", [*cases(True)])
-def test_frameworks(name, bug, number, replacement, tmp_path):
+@pytest.mark.parametrize("name, bug, old, new", [*cases(True)])
+def test_frameworks(name, bug, old, new, tmp_path):
     python = REPOSITORY / ".venv-frameworks/bin/python"
     if not python.exists():
         pytest.skip("run `make venv-frameworks`")
-    write_programs(tmp_path, name, number, replacement)
+    write_programs(tmp_path, name, old, new)
     command = [python, REPOSITORY / "tools/checkup", "-n2", "--json=rows.json", name]
     env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     done, states = run(command, tmp_path, **env), read_report(tmp_path)

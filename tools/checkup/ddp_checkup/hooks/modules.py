@@ -1,7 +1,5 @@
 """Tensors that no optimizer has: buffers, and copies of a model such as an EMA."""
 
-import sys
-
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
@@ -10,12 +8,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from ddp_checkup.hooks.shared import checksums, wrap
 from ddp_checkup.record import record, state, user_line
 
-NEVER = 0, sys.maxsize  # evaluated
-
 
 def reset():
     record.tensors = {}  # by module: [(line, names, checksums)] after evaluations
-    state.modules = {}  # by id: [name, module, (steps, loops) at its last eval()]
+    state.modules = {}  # by id: [name, module, steps at its last eval()]
     record.saved = set()  # names of modules whose state was saved
     state.switching = ""
 
@@ -28,7 +24,7 @@ def before_call(name, values):
     if id(module) not in state.modules:
         kind = type(module).__name__
         number = sum(entry[0][0] == kind for entry in state.modules.values())
-        state.modules[id(module)] = [(kind, number), module, NEVER]
+        state.modules[id(module)] = [(kind, number), module, None]
     entry = state.modules[id(module)]
     if name == "state_dict":
         record.saved.add(entry[0])
@@ -36,13 +32,12 @@ def before_call(name, values):
         evaluates = False in values[1:]
         if module.training < (not evaluates):
             note_tensors(entry)
-        entry[2] = (state.steps, len(record.epochs)) if evaluates else NEVER
+        entry[2] = state.steps if evaluates else None
 
 
 def note_tensors(entry, line=None):
-    name, module, (steps, number) = entry
-    loops = record.epochs[number:]
-    loops = [loop for loop in loops if loop.batches and not loop.steps]
+    name, module, steps = entry
+    loops = [loop for loop in record.epochs if loop.batches and not loop.steps]
     evaluated = any(loop.first == loop.last == steps for loop in loops)
     norms = [m for m in module.modules() if isinstance(m, _NormBase)]
     # DDP leaves each rank its own statistics after a training step.
