@@ -135,8 +135,11 @@ def run_rank(options, function):
     except StopAfterSteps:
         end = "stopped"
     except SystemExit as error:
+        cause = error.__context__ if state.address else None  # mp.spawn caught it
         if error.code:
-            fail_rank(error)
+            fail_rank(cause or error)
+            if cause and state.store:
+                print_error(cause)
             raise
     except BaseException as error:
         fail_rank(error)
@@ -231,5 +234,5 @@ def run_parent(options):
     statuses = [int(store.get(key)) for key in keys if store.check([key])]
     if not statuses:
         text = f"{options.script} made no process group; start it with -n 2"
-        print(f"Error: {error or text}", file=sys.stderr)
+        print(f"Error: {str(error or text).strip()}", file=sys.stderr)
     return max(statuses, default=2)
