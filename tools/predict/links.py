@@ -15,10 +15,10 @@ from common.errors import UserError
 # Of a data sheet's bandwidth, for large messages: with NVLink or peer-to-peer over
 # PCIe, and with copies through the host's memory.
 BANDWIDTH_EFFICIENCY = 0.8
-HOST_EFFICIENCY = 0.55
+HOST_EFFICIENCY = 0.65
 # Of the backward pass hides all-reduces over PCIe; all of it with NVLink. This and
-# the 0.55 were fitted to 42 published runs on two GPUs; see README.md.
-PCIE_OVERLAP = 0.2
+# the 0.65 were fitted to 42 published runs on two GPUs; see README.md.
+PCIE_OVERLAP = 0.1
 # From NCCL's src/graph/tuning.cc, protocol Simple, in seconds: the start of an
 # all-reduce, a hop between two GPUs, between two nodes, and between two GPUs of a
 # tree.
@@ -36,6 +36,7 @@ class Links:
 
     bandwidth: dict  # GB/s: inside, from a GPU to its neighbour; between, per node
     hop: dict  # seconds
+    up_to: dict = field(default_factory=dict)  # GB/s "inside", of so many GPUs
     gpus_per_node: int = 1
     startup: float = STARTUP
     has_trees: bool = True  # NCCL has trees, Gloo only rings
@@ -112,6 +113,9 @@ def add_site(links, site):
             efficiency = HOST_EFFICIENCY
             links.full_speed = 1 / HOST_EFFICIENCY
     links.bandwidth["inside"] = reached_bandwidth(inside, efficiency)
+    for gpus, speed in inside.get("gb_per_s_up_to", {}).items():
+        reached = reached_bandwidth(inside | {"gb_per_s": speed}, efficiency)
+        links.up_to[int(gpus)] = reached
     if shared := inside.get("shared"):
         total = reached_bandwidth(shared, efficiency)
         links.shared = shared["gpus"], total
@@ -142,7 +146,7 @@ def add_pairs(links, row):
     gpus, size = row["processes"], row["bytes"]
     alone = size / row["alone_seconds"] / 1e9
     at_once = size / row["at_once_seconds"] / 1e9
-    links.bandwidth["inside"] = alone
+    links.bandwidth["inside"], links.up_to = alone, {}
     links.shared = gpus, gpus * min(alone, at_once)
     if row["backend"] == "nccl" and at_once < 0.8 * alone:  # NVLink is not shared
         links.overlap = PCIE_OVERLAP
@@ -153,7 +157,10 @@ def slowest_link(n, links):
     gpus_per_node = min(n, links.gpus_per_node)
     speeds = []
     if gpus_per_node > 1:
-        speeds.append(links.bandwidth["inside"])
+        # Without a switch, a pair of GPUs has only some of their links.
+        limits = [gpus for gpus in links.up_to if gpus >= gpus_per_node]
+        inside = links.up_to[min(limits)] if limits else links.bandwidth["inside"]
+        speeds.append(inside)
         if links.shared:
             shared_by, total = links.shared
             speeds.append(total / min(gpus_per_node, shared_by))

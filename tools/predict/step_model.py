@@ -19,7 +19,10 @@ MIB = 2**20
 # be larger.
 FIRST_BUCKET, BUCKET_CAP = MIB, 25 * MIB
 BACKWARD = 2 / 3  # of the compute: two products for each product of the forward pass
-SYNC_OVERHEAD = 0.06  # of the compute, without a run on two GPUs
+# The sync overhead on two GPUs, without a run on them: to wait for the other GPU, of
+# the compute; and to copy gradients to buckets and back, in seconds per byte.
+WAITING = 0.02
+COPYING = 0.02e-9
 SPREAD = 1.03  # between equal runs on equal machines: of 20 servers with 8 H100
 
 
@@ -31,18 +34,26 @@ class Workload:
     gradient_bytes: float
     sample_seconds: float  # per sample of a batch
     fixed_seconds: float = 0  # per batch, whatever its size
-    sync_overhead: float | None = None  # seconds; default: SYNC_OVERHEAD
+    sync_overhead: float | None = None  # seconds on two GPUs, if measured
     overlap: bool = True  # of the all-reduces with the backward pass
     accumulate: int = 1  # batches per all-reduce
     loader_rate: float = math.inf  # images/s of the loader of one GPU
 
-    def __post_init__(self):
-        if self.sync_overhead is None:
-            self.sync_overhead = SYNC_OVERHEAD * self.batch_seconds
-
     @property
     def batch_seconds(self):
         return self.fixed_seconds + self.batch * self.sample_seconds
+
+    def overhead_seconds(self, n):
+        """Return the sync overhead on n GPUs.
+
+        The delay of the slowest of n GPUs grows about with the root of log2(n).
+        """
+        if n == 1:
+            return 0
+        waiting, on_two = WAITING * self.batch_seconds, self.sync_overhead
+        if on_two is None:
+            on_two = waiting + COPYING * self.gradient_bytes
+        return on_two + min(waiting, on_two) * (math.sqrt(math.log2(n)) - 1)
 
 
 class Step(NamedTuple):
@@ -71,24 +82,28 @@ def fit_compute(seconds, batch):
     return (seconds[batch] - fixed) / batch, fixed
 
 
-def fit_sync_overhead(two_gpu_seconds, workload, links):
-    """Return the sync overhead with which a step on two GPUs takes this long."""
-    links = replace(links, gpus_per_node=2)
-    low, high = 0, two_gpu_seconds
-    for _ in range(40):  # bisection: the step grows with the overhead
+def fit(field, seconds, n, workload, links):
+    """Return the Workload with that value of a field with which n GPUs take so long.
+
+    field: "sync_overhead", or "sample_seconds" if no run on one GPU is known.
+    """
+    if n == 2:  # of one node
+        links = replace(links, gpus_per_node=2)
+    low, high = 0, seconds
+    for _ in range(60):  # bisection: the step grows with the field
         middle = (low + high) / 2
-        step = predict_step(2, replace(workload, sync_overhead=middle), links)
-        if step.seconds < two_gpu_seconds:
+        fitted = replace(workload, **{field: middle})
+        if predict_step(n, fitted, links).seconds < seconds:
             low = middle
         else:
             high = middle
-    return low
+    return fitted
 
 
 def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
     """Return the Step on n GPUs. Factors are those of bandwidth and overhead."""
     compute = workload.batch_seconds * workload.accumulate
-    overhead = overhead_factor * workload.sync_overhead if n > 1 else 0
+    overhead = overhead_factor * workload.overhead_seconds(n)
     backward_end = compute + overhead
     # The overhead stretches the last batch, which has the all-reduces.
     backward = BACKWARD * (workload.batch_seconds + overhead)
@@ -111,10 +126,10 @@ def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
 def best_and_worst(n, workload, links):
     """Return the Steps with a fast and with a slow network.
 
-    The fast network has the measured speed, or the full speed of the data sheet. The
-    overhead with the slow one grows about as fast as the delay of the slowest of n
-    GPUs. Over PCIe the fast one hides behind the whole backward pass, the slow one
-    behind none of it.
+    The fast network has the measured speed, or the full speed of the data sheet. Over
+    PCIe it hides behind the whole backward pass, and the slow one behind none of it.
+    A measured sync overhead counts half to twice; without one it may be nothing, or
+    grow with the number of GPUs.
     """
     fast, slow = scale_compute(workload, 1 / SPREAD), scale_compute(workload, SPREAD)
     hidden = replace(links, overlap=1)
@@ -124,9 +139,11 @@ def best_and_worst(n, workload, links):
         full_speed = 1
     elif n <= links.gpus_per_node:
         full_speed = links.full_speed
-    best = predict_step(n, fast, hidden, full_speed, overhead_factor=0)
-    waiting = 2 * math.sqrt(math.log2(max(n, 2)))
-    return best, predict_step(n, slow, visible, 0.5, overhead_factor=waiting)
+    least, most = 0.5, 2
+    if workload.sync_overhead is None:
+        least, most = 0, 2 * math.sqrt(math.log2(max(n, 2)))
+    best = predict_step(n, fast, hidden, full_speed, overhead_factor=least)
+    return best, predict_step(n, slow, visible, 0.5, overhead_factor=most)
 
 
 def scale_compute(workload, factor):

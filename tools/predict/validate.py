@@ -6,11 +6,9 @@
 published.json has the runs of others, network.json ours over slow networks. The
 error is that of the speed: predicted / measured - 1.
 
-from 1        predicted from the run on one GPU and data sheets
-from 1, 2     predicted from the runs on one GPU and on two GPUs of a node
-nothing lost  n GPUs are n times as fast as one
-as on 2       n GPUs have the efficiency of two
-in range      figures between from and to
+from fewest  predicted from the run on the fewest GPUs, mostly one, and data sheets
+from 1, 2    predicted from the runs on one GPU and on two GPUs of a node
+in range     figures between from and to
 
 The figures held out chose no constant.
 """
@@ -25,13 +23,13 @@ from links import load_json, make_links
 from step_model import (
     Workload,
     best_and_worst,
+    fit,
     fit_compute,
-    fit_sync_overhead,
     predict_step,
 )
 
 HERE = Path(__file__).parent
-KINDS = "from 1", "from 1, 2", "nothing lost", "as on 2"
+KINDS = "from fewest", "from 1, 2"
 
 
 def to_speed(n, workload, step):
@@ -45,13 +43,14 @@ def name_class(machine, n):
     if n > machine["gpus_per_node"]:
         return f"{inside['kind']}, several nodes"
     if inside["kind"] == "NVLink":
-        return "NVLink, one node"
+        mesh = "without" if "gb_per_s_up_to" in inside else "with"
+        return f"NVLink {mesh} switch, one node"
     peer_to_peer = "with" if inside.get("peer_to_peer", True) else "without"
     return f"PCIe {peer_to_peer} peer-to-peer, one node"
 
 
-def predict_published(data, runs="runs"):
-    """Yield a row for each figure of published.json on more than one GPU.
+def predict_published(data, runs):
+    """Yield a row for each figure of published.json on more GPUs than the fewest.
 
     runs: "runs" or "held_out"
     """
@@ -59,34 +58,35 @@ def predict_published(data, runs="runs"):
         machine = data["machines"][run["machine"]]
         links = make_links(machine)
         speeds = {int(n): speed for n, speed in run["speed"].items()}
-        batch, gradient_bytes = run["batch_per_gpu"], run["gradient_bytes"]
-        workload = Workload(batch, gradient_bytes, 1 / speeds[1])
+        base, batch = min(speeds), run["batch_per_gpu"]
+        workload = Workload(batch, run["gradient_bytes"], 1 / speeds[base])
         workload.overlap = run["overlap"]
-        chose, fitted = run.get("chose", {}), None
-        for n in sorted({*speeds} - {1}):
+        chose, overhead = run.get("chose", {}), None
+        for n in sorted(speeds):
             workload.accumulate = run["accumulate"]
             if isinstance(workload.accumulate, dict):
                 workload.accumulate = workload.accumulate[str(n)]
-            if n == 2 and links.gpus_per_node > 1:
-                seconds = 2 * workload.batch * workload.accumulate / speeds[2]
-                fitted = fit_sync_overhead(seconds, workload, links)
-            if str(n) in chose:  # a constant was fitted to this row
+            seconds = n * batch * workload.accumulate / speeds[n]
+            if n == base > 1:
+                workload = fit("sample_seconds", seconds, n, workload, links)
+            if n == 2 and base == 1 and links.gpus_per_node > 1:
+                fitted = fit("sync_overhead", seconds, n, workload, links)
+                overhead = fitted.sync_overhead
+            if n == base or str(n) in chose:  # a constant was fitted to this row
                 continue
             row = {"name": f"{run['machine']} {run['model']}", "n": n}
             row |= {"what": run["what"], "measured": speeds[n]}
-            row["class"] = name_class(machine, n)
-            if "SYNC_OVERHEAD" not in chose.values():
-                step = predict_step(n, workload, links)
-                row["from 1"] = to_speed(n, workload, step)
-                row["nothing lost"] = n * speeds[1]
-            best, worst = best_and_worst(n, workload, links)
-            row["best"] = to_speed(n, workload, best)
-            row["worst"] = to_speed(n, workload, worst)
-            if fitted is not None and n > 2:
-                workload_2 = replace(workload, sync_overhead=fitted)
-                step = predict_step(n, workload_2, links)
-                row["from 1, 2"] = to_speed(n, workload, step)
-                row["as on 2"] = n / 2 * speeds[2]
+            row |= {"class": name_class(machine, n), "letter": run.get("class")}
+            known = {"from fewest": workload}
+            if n > 2 and overhead is not None:
+                known["from 1, 2"] = replace(workload, sync_overhead=overhead)
+            for kind, its in known.items():
+                step = predict_step(n, its, links)
+                best, worst = best_and_worst(n, its, links)
+                row[kind] = to_speed(n, workload, step)
+                row[f"range {kind}"] = [
+                    to_speed(n, workload, s) for s in (worst, best)
+                ]
             yield row
 
 
@@ -105,8 +105,9 @@ def predict_slow_networks(data):
             kind = "weak" if batch == largest else "strong"
             compute = fit_compute(seconds, largest)
             workload = Workload(largest, base["gradient_bytes"], *compute)
-            overhead = fit_sync_overhead(median(base["two"]), workload, one_node)
-            workload = replace(workload, batch=batch, sync_overhead=overhead)
+            seconds = median(base["two"])
+            workload = fit("sync_overhead", seconds, 2, workload, one_node)
+            workload = replace(workload, batch=batch)
         links = make_links(None, [data["networks"][run["network"]]])
         step = predict_step(run["n"], workload, links)
         row = {
@@ -143,7 +144,7 @@ def print_errors(rows, off):
     for name, some in by_name.items():
         print(f"{name:30}", *(summarize(some, kind) for kind in kinds))
     for row in rows:
-        kind = "from 1, 2" if "from 1, 2" in row else "from 1"
+        kind = "from 1, 2" if "from 1, 2" in row else "from fewest"
         if off and abs(percent_off(row, kind)) > off:
             print(
                 f"{percent_off(row, kind):+.0f} %: {row['name']}, {row['what']}, "
@@ -152,16 +153,18 @@ def print_errors(rows, off):
 
 
 def print_classes(rows):
-    """Print the errors from one GPU, and figures in range, by class of machine."""
+    """Print the errors from the fewest GPUs, and the ranges, by class of machine."""
     classes = {}
     for row in rows:
         classes.setdefault(row["class"], []).append(row)
     classes["all classes"] = rows
-    print("\nClass of machine: from 1; in range")
+    print("\nClass of machine: from fewest; in range; range, median of to / from")
     for name, some in sorted(classes.items()):
-        inside = [r for r in some if r["worst"] <= r["measured"] <= r["best"]]
-        in_range = f"{len(inside)} of {len(some)}"
-        print(f"{name:37} {summarize(some, 'from 1')} {in_range}")
+        ranges = [(row["range from fewest"], row["measured"]) for row in some]
+        inside = sum(low <= measured <= high for (low, high), measured in ranges)
+        width = median(high / low for (low, high), _ in ranges)
+        in_range = f"{inside} of {len(some)} | {width:.2f}"
+        print(f"{name:37} {summarize(some, 'from fewest')} {in_range}")
 
 
 def main():
@@ -171,16 +174,16 @@ def main():
     parser.add_argument("--off", type=int, help="rows to print: off by more percent")
     off = parser.parse_args().off
     published = load_json(HERE / "published.json")
-    rows = [*predict_published(published)]
-    print("Published runs of others")
-    print_errors(rows, off)
-    print_classes(rows)
-    held_out = [*predict_published(published, "held_out")]
-    print("\nHeld out")
-    print_errors(held_out, off)
-    print_classes(held_out)
+    for runs, title in (
+        ("runs", "Published runs of others"),
+        ("held_out", "Held out"),
+    ):
+        rows = [*predict_published(published, runs)]
+        print(f"\n{title}")
+        print_errors(rows, off)
+        print_classes(rows)
     print("\nOur runs over slow networks")
-    print_errors(predict_slow_networks(load_json(HERE / "network.json")), off)
+    print_errors([*predict_slow_networks(load_json(HERE / "network.json"))], off)
 
 
 if __name__ == "__main__":
