@@ -3,15 +3,18 @@
 from fractions import Fraction
 from math import ceil
 
-from links import TREE_EFFICIENCY, all_reduce_parts, all_reduce_seconds, slowest_link
+from links import (
+    TREE_EFFICIENCY,
+    all_reduce_parts,
+    all_reduce_seconds,
+    inside_bandwidth,
+    slowest_link,
+)
 from step_model import BACKWARD, BUCKET_CAP, predict_step
 
 
-def explain_step(n, workload, links, site):
-    """Return the lines with the arithmetic of a step on n GPUs.
-
-    site: a dict as in sites/, or {}
-    """
+def explain_step(n, workload, links):
+    """Return the lines with the arithmetic of a step on n GPUs."""
     step = predict_step(n, workload, links)
     nodes, images = ceil(n / links.gpus_per_node), workload.batch
     lines = [f"A step on {n} GPU{'s' * (n > 1)}, {nodes} node{'s' * (nodes > 1)}:"]
@@ -21,7 +24,7 @@ def explain_step(n, workload, links, site):
     lines.append(f"{text} = {step.compute * 1e3:.1f} ms")
     lines.append(f"sync overhead: {step.sync_overhead * 1e3:.1f} ms")
     if n > 1:
-        lines += explain_links(n, links, site)
+        lines += explain_links(n, links)
         lines.append(explain_bucket(n, workload, links))
         lines += explain_network(workload, links, step)
     terms = [step.compute, step.sync_overhead, step.network, step.loading]
@@ -32,33 +35,31 @@ def explain_step(n, workload, links, site):
     return lines
 
 
-def explain_links(n, links, site):
+def explain_links(n, links):
     """Return the lines with the bandwidth of the links that n GPUs use."""
     lines, here = [], min(n, links.gpus_per_node)
-    inside, between = site.get("inside", {}), site.get("between", {})
     if here > 1:
-        speed = explain_bandwidth(links.bandwidth["inside"], inside)
-        lines.append(f"link of a GPU: {speed} GB/s")
+        speed = explain_bandwidth(inside_bandwidth(here, links), "inside", links)
+        lines.append(f"link of a GPU: {speed}")
         if links.shared:
             shared_by, total = links.shared
-            speed = explain_bandwidth(total, inside.get("shared", {}))
-            lines.append(f"link that GPUs share: {speed} GB/s")
+            speed = explain_bandwidth(total, "inside", links)
+            lines.append(f"link that GPUs share: {speed}")
             sharing = min(here, shared_by)
             each = f"{total:.2f} / {sharing} = {total / sharing:.2f} GB/s"
             lines.append(f"each of {sharing} that share it: {each}")
     if n > links.gpus_per_node:
-        speed = explain_bandwidth(links.bandwidth["between"], between)
-        lines.append(f"link of a node: {speed} GB/s")
+        speed = explain_bandwidth(links.bandwidth["between"], "between", links)
+        lines.append(f"link of a node: {speed}")
     return lines
 
 
-def explain_bandwidth(reached, link):
+def explain_bandwidth(reached, where, links):
     """Return the GB/s that a link reaches, and their part of the data sheet's."""
-    text = f"{reached:.2f}"
-    efficiency = reached / link.get("gb_per_s", reached)
-    if efficiency < 1:
-        text = f"{link['gb_per_s']:g} x {efficiency:.3g} = {text}"
-    return text
+    if where in links.checks:
+        return f"{reached:.2f} GB/s, measured"
+    efficiency = links.efficiency[where]
+    return f"{reached / efficiency:g} x {efficiency:g} = {reached:.2f} GB/s"
 
 
 def explain_bucket(n, workload, links):

@@ -41,8 +41,8 @@ class Links:
     startup: float = STARTUP
     has_trees: bool = True  # NCCL has trees, Gloo only rings
     shared: tuple | None = None  # this many GPUs of a node share so many GB/s
+    efficiency: dict = field(default_factory=dict)  # of a data sheet's bandwidth
     overlap: float = 1  # of the backward pass that hides all-reduces
-    full_speed: float = 1 / BANDWIDTH_EFFICIENCY  # factor on a node's, for "from"
     # From check.py: processes, processes per node, and {bytes: seconds}.
     checks: dict = field(default_factory=dict)
 
@@ -96,11 +96,6 @@ def make_links(site, checks=()):
     return links
 
 
-def reached_bandwidth(link, efficiency):
-    """Return the GB/s that large messages reach; a link may have its efficiency."""
-    return link["gb_per_s"] * link.get("efficiency", efficiency)
-
-
 def add_site(links, site):
     """Set the links to those of a site's data sheets."""
     inside = site["inside"]
@@ -111,17 +106,17 @@ def add_site(links, site):
         links.overlap = PCIE_OVERLAP
         if not inside.get("peer_to_peer", True):
             efficiency = HOST_EFFICIENCY
-            links.full_speed = 1 / HOST_EFFICIENCY
-    links.bandwidth["inside"] = reached_bandwidth(inside, efficiency)
+    efficiency = inside.get("efficiency", efficiency)
+    links.efficiency["inside"] = efficiency
+    links.bandwidth["inside"] = efficiency * inside["gb_per_s"]
     for gpus, speed in inside.get("gb_per_s_up_to", {}).items():
-        reached = reached_bandwidth(inside | {"gb_per_s": speed}, efficiency)
-        links.up_to[int(gpus)] = reached
+        links.up_to[int(gpus)] = efficiency * speed
     if shared := inside.get("shared"):
-        total = reached_bandwidth(shared, efficiency)
-        links.shared = shared["gpus"], total
-    if "between" in site:
-        link = site["between"]
-        links.bandwidth["between"] = reached_bandwidth(link, BANDWIDTH_EFFICIENCY)
+        links.shared = shared["gpus"], efficiency * shared["gb_per_s"]
+    if link := site.get("between"):
+        efficiency = link.get("efficiency", BANDWIDTH_EFFICIENCY)
+        links.efficiency["between"] = efficiency
+        links.bandwidth["between"] = efficiency * link["gb_per_s"]
 
 
 def add_check(links, where, rows):
@@ -152,15 +147,21 @@ def add_pairs(links, row):
         links.overlap = PCIE_OVERLAP
 
 
+def inside_bandwidth(gpus, links):
+    """Return the GB/s of a GPU's links to the others of a node that take part.
+
+    Without a switch, a pair of GPUs has only some of their links.
+    """
+    limits = [limit for limit in links.up_to if limit >= gpus]
+    return links.up_to[min(limits)] if limits else links.bandwidth["inside"]
+
+
 def slowest_link(n, links):
     """Return the GB/s of the slowest link of a ring of n GPUs."""
     gpus_per_node = min(n, links.gpus_per_node)
     speeds = []
     if gpus_per_node > 1:
-        # Without a switch, a pair of GPUs has only some of their links.
-        limits = [gpus for gpus in links.up_to if gpus >= gpus_per_node]
-        inside = links.up_to[min(limits)] if limits else links.bandwidth["inside"]
-        speeds.append(inside)
+        speeds.append(inside_bandwidth(gpus_per_node, links))
         if links.shared:
             shared_by, total = links.shared
             speeds.append(total / min(gpus_per_node, shared_by))

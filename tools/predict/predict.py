@@ -5,13 +5,10 @@
     python ../tools/predict/predict.py logs/results.jsonl --site lumi --gpus 16
     python ../tools/predict/predict.py --site lumi --model vgg16 --batch-size 25
     python ../tools/predict/predict.py --site lumi --speed 119.6 --gradient-mb 440
-    python ../tools/predict/predict.py --site lumi --model vgg16 --explain 8
 
-The compute is taken from runs on one GPU, the sync overhead from a run on two GPUs
-of a node, and the network from check.py, or from a site's data sheets and NCCL's
-formulas (sites/). from-to: from the full network speed without sync overhead to half
-the network speed with twice the overhead, or more with more GPUs. --explain prints
-the arithmetic of one prediction. README.md explains the model.
+The compute is taken from runs on one GPU, else on the fewest, the sync overhead from
+a run on two GPUs of a node, and the network from check.py, or from a site's data
+sheets and NCCL's formulas (sites/). README.md explains the model.
 """
 
 import argparse
@@ -30,18 +27,10 @@ from common.errors import UserError
 from common.errors import run as run_main
 from explain import explain_step
 from links import load_json, load_site, make_links
-from step_model import (
-    SYNC_OVERHEAD,
-    Step,
-    Workload,
-    best_and_worst,
-    fit_compute,
-    fit_sync_overhead,
-    predict_step,
-)
+from step_model import Step, Workload, best_and_worst, fit, fit_compute, predict_step
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from compare import MULTI_GPU, comparable_options, compare, name_row
+from compare import MULTI_GPU, comparable_options, compare, name_row, print_table
 from pairs import PAIRS
 from results import read_runs, warn
 
@@ -49,6 +38,7 @@ DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG"
 DDP.remove("ddp_unfinished")  # each process trains on all data
 IMAGENET = 1281167  # images
 WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
+HOST_BOUND = 2  # times as long as the arithmetic takes at ResNet-50's FLOP/s
 
 
 class Row(NamedTuple):
@@ -86,26 +76,25 @@ def predict_rows(workload, links, images, max_gpus, global_batch=None):
     return rows
 
 
-def print_table(rows, unit, watts, on_gpus):
-    """Print the rows. watts: per GPU, or None; CPU cores have no GPU hours."""
-    header = f"GPUs nodes    batch step,ms         from-to {unit + '/s':>11} "
-    header += "efficiency   epoch,s"
-    if on_gpus:
-        header += " GPU-hours     kWh"
-    print(header)
+def print_rows(rows, unit, watts, on_gpus):
+    """Print a table. watts: per GPU, or None; CPU cores have no GPU hours."""
+    header = f"GPUs nodes batch step,ms from-to {unit}/s efficiency epoch,s".split()
+    lines = [header + ["GPU-hours", "kWh"] * on_gpus]
     for row in rows:
-        step = row.step.seconds * 1e3
-        best, worst = row.best.seconds * 1e3, row.worst.seconds * 1e3
+        step, best, worst = (
+            1e3 * s.seconds for s in (row.step, row.best, row.worst)
+        )
         speed = row.batch / row.step.seconds
         efficiency = speed / row.gpus / (rows[0].batch / rows[0].step.seconds)
-        line = f"{row.gpus:4} {row.nodes:5} {row.batch:8} {step:7.4g} "
-        line += f"{f'{best:.4g}-{worst:.4g}':>15} {speed:11,.0f} "
-        line += f"{efficiency:10.0%} {row.epoch_seconds:9.4g}"
+        line = [str(row.gpus), str(row.nodes), str(row.batch), f"{step:.4g}"]
+        line += [f"{best:.4g}-{worst:.4g}", f"{speed:,.0f}", f"{efficiency:.0%}"]
+        line.append(f"{row.epoch_seconds:.4g}")
         if on_gpus:
             gpu_hours = row.gpus * row.epoch_seconds / 3600
             kwh = f"{gpu_hours * watts / 1e3:.3g}" if watts else "?"
-            line += f" {gpu_hours:9.3g} {kwh:>7}"
-        print(line)
+            line += [f"{gpu_hours:.3g}", kwh]
+        lines.append(line)
+    print_table(lines, [])
 
 
 def format_verdict(rows, workload, max_gpus):
@@ -137,56 +126,67 @@ def step_seconds(run):
 
 
 def measured_workload(files, images, links):
-    """Return the newest runs' Workload, images per epoch, their unit, and rows.
+    """Return the newest runs' Workload, images per epoch, their unit, and the runs.
 
-    images: per epoch, or None to use those of the runs. The rows are those of
-    compare() for one GPU and, if there is one, for two.
+    images: per epoch, or None to use those of the runs. The runs are compare()'s on
+    the fewest GPUs and, if those are one, on two.
     """
     groups = compare(read_runs(files)).values()
     newest = max(groups, key=lambda runs: max(run["end"] for run in runs))
     newest = sorted(newest, key=lambda run: run["end"])
-    on_one = [run for run in newest if run["gpus"] == 1]
-    singles = [run for run in on_one if run["script"] not in MULTI_GPU]
-    if not singles:
+    single = [r for r in newest if r["gpus"] == 1 and r["script"] not in MULTI_GPU]
+    several = [run for run in newest if run["gpus"] > 1 and run["script"] in DDP]
+    if not single + several:
         raise UserError("no run on one GPU; run the script without DDP")
-    base, on_two = singles[-1], None
-    for run in newest:
-        two = run["gpus"] == 2 and run["nodes"] == 1 and run["script"] in DDP
-        if two and run["base"] and run["base"]["batch"] == run["batch_per_gpu"]:
+    fewest = min(run["gpus"] for run in single or several)
+    base = [run for run in single or several if run["gpus"] == fewest][-1]
+    on_two = None
+    for run in several:
+        alike = run["base"] and run["base"]["batch"] == run["batch_per_gpu"]
+        if run["gpus"] == 2 and run["nodes"] == 1 and alike:
             base, on_two = run["base"], run
     if not base.get("gradient_bytes"):
         raise UserError("no gradient_bytes in these runs; run a DDP script's pair")
     if base["options"].get("steps") and not images:
         raise UserError("these runs had --steps; add --images, those of an epoch")
-    batch, seconds = base["batch"], {}
-    for run in singles:
-        same = comparable_options(run) == comparable_options(base)
-        if run["script"] == base["script"] and same:
-            seconds[run["batch"]] = step_seconds(run)
-    seconds[batch] = step_seconds(base)
-    workload = Workload(batch, base["gradient_bytes"], *fit_compute(seconds, batch))
+    batch = base["batch_per_gpu"]
+    workload = Workload(batch, base["gradient_bytes"], 0)
+    if single:
+        alike = [r for r in single if r["script"] == base["script"]]
+        options = comparable_options(base)
+        alike = [r for r in alike if comparable_options(r) == options]
+        seconds = {run["batch"]: step_seconds(run) for run in [*alike, base]}
+        workload = Workload(
+            batch, base["gradient_bytes"], *fit_compute(seconds, batch)
+        )
+    else:
+        nodes = replace(links, gpus_per_node=base["gpus"] // base["nodes"])
+        seconds = step_seconds(base)
+        workload = fit("sample_seconds", seconds, base["gpus"], workload, nodes)
     if on_two:
-        two_gpu_seconds = step_seconds(on_two)
-        workload.sync_overhead = fit_sync_overhead(two_gpu_seconds, workload, links)
+        workload = fit("sync_overhead", step_seconds(on_two), 2, workload, links)
     length = base["options"].get("length", 1)  # of a sequence, in tokens
     unit = "sequences" if length > 1 else base["unit"]
     images = images or base["size"] // length
     return workload, images, unit, [base, on_two] if on_two else [base]
 
 
-def model_workload(name, batch, site, precision):
-    """Return the Workload of a torchvision model, by the site's ResNet-50."""
+def count_flop(name):
+    """Return a torchvision model's FLOPs of a forward pass, and its parameters."""
     if name not in models.list_models(module=models):
         raise UserError(f"no {name} in torchvision.models; choose another --model")
-    flops = []
-    for model_name in "resnet50", name:
-        with torch.device("meta"), FlopCounterMode(display=False) as counter:
-            model = models.get_model(model_name).eval()
-            model(torch.empty(1, 3, 224, 224))
-        flops.append(counter.get_total_flops())
-    gradient_bytes = sum(4 * p.numel() for p in model.parameters())
-    seconds = flops[1] / flops[0] / site["resnet50"][precision]
-    return Workload(batch, gradient_bytes, seconds)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        model = models.get_model(name).eval()
+        model(torch.empty(1, 3, 224, 224))
+    return counter.get_total_flops(), sum(p.numel() for p in model.parameters())
+
+
+def arithmetic_seconds(flop, site, precision):
+    """Return the seconds of an image of so many FLOPs, at ResNet-50's FLOP/s."""
+    if "resnet50" not in site:
+        text = "no speed of ResNet-50 in this site"
+        raise UserError(f"{text}; add --speed and --gradient-mb, not --model")
+    return flop / count_flop("resnet50")[0] / site["resnet50"][precision]
 
 
 def parse_options():
@@ -198,9 +198,11 @@ def parse_options():
     parser.add_argument("--site", help="name or file of a site")
     parser.add_argument("--model", help="torchvision model, without runs")
     parser.add_argument("--speed", type=float, help="images/s, without runs")
+    parser.add_argument("--speed-gpus", type=int, default=1, help="GPUs of --speed")
     parser.add_argument("--gradient-mb", type=float, help="MB, without runs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
-    parser.add_argument("--amp", action="store_true", help="16 bits, for --model")
+    parser.add_argument("--amp", action="store_true", help="16 bits, for ResNet-50")
+    parser.add_argument("--gflop", type=float, help="of training on an image")
     parser.add_argument("--images", type=int, help="images per epoch")
     parser.add_argument("--global-batch-size", type=int, help="for strong scaling")
     parser.add_argument("--loader-rate", type=int, help="images/s of a GPU's loader")
@@ -212,6 +214,52 @@ def parse_options():
     if args.files or (args.speed and args.gradient_mb) or (args.model and args.site):
         return args
     raise UserError("no runs; add a file, --model, or --speed and --gradient-mb")
+
+
+def make_workload(args, links, site):
+    """Return the Workload of --speed or --model."""
+    if not args.speed:
+        flop, parameters = count_flop(args.model)
+        seconds = arithmetic_seconds(flop, site, "fp16" if args.amp else "fp32")
+        return Workload(args.batch_size, 4 * parameters, seconds)
+    n, workload = (
+        args.speed_gpus,
+        Workload(args.batch_size, args.gradient_mb * 1e6, 0),
+    )
+    seconds = n * args.batch_size / args.speed
+    return fit("sample_seconds", seconds, n, workload, links)
+
+
+def warn_if_host_bound(args, workload, site):
+    """Warn if a step takes much longer than its arithmetic."""
+    measured = args.files or args.speed
+    if not (measured and (args.gflop or args.model) and "resnet50" in site):
+        return
+    flop = args.gflop * 1e9 / 3 if args.gflop else count_flop(args.model)[0]
+    seconds = arithmetic_seconds(flop, site, "fp16" if args.amp else "fp32")
+    ratio = workload.batch_seconds / workload.batch / seconds
+    if ratio > HOST_BOUND:
+        text = f"a step takes {ratio:.1f} times as long as at ResNet-50's FLOP/s"
+        warn(f"{text}; if the host or the loader limits it, more GPUs will not help")
+
+
+def print_sources(runs, links, site, workload, loader_rate, unit):
+    """Print which numbers were measured, are of data sheets, or are assumed."""
+    checked = [f"all-reduces {where} nodes" for where in links.checks]
+    sheets = {"inside", "between"} & site.keys() - links.checks.keys()
+    measured = [f"the speed on {runs[0]['gpus']}"] if runs else []
+    measured += ["the sync overhead on 2 GPUs"] * (len(runs) > 1) + checked
+    assumed = [] if len(runs) > 1 else ["the sync overhead (measure it: two GPUs)"]
+    if not loader_rate:
+        rate = workload.batch / workload.batch_seconds
+        assumed.append(
+            f"loaders with {rate:,.0f} {unit}/s per GPU (or --loader-rate)"
+        )
+    print(f"Measured: {', '.join(measured) or 'nothing here'}.")
+    if sheets:
+        print(f"From data sheets: links {' and '.join(sorted(sheets))} nodes.")
+    print(f"Assumed: {', '.join([*assumed, 'PyTorch DDP'])}. Other frameworks were")
+    print("often slower on several nodes: README.md, How accurate it is.")
 
 
 def main():
@@ -227,19 +275,13 @@ def main():
     if args.files:
         found = measured_workload(args.files, args.images, links)
         workload, images, unit, runs = found
-    elif args.speed and args.gradient_mb:
-        workload = Workload(args.batch_size, args.gradient_mb * 1e6, 1 / args.speed)
     else:
-        if "resnet50" not in site:
-            text = "no speed of ResNet-50 in this site"
-            raise UserError(f"{text}; add --speed and --gradient-mb, not --model")
-        precision = "fp16" if args.amp else "fp32"
-        workload = model_workload(args.model, args.batch_size, site, precision)
+        workload = make_workload(args, links, site)
     workload.loader_rate = args.loader_rate or inf
     global_batch = args.global_batch_size or workload.batch
     tables = {
-        f"Weak scaling, {workload.batch} per GPU: more GPUs, a larger batch": None,
-        f"Strong scaling, {global_batch} in total: the batch stays": global_batch,
+        f"Weak scaling, {workload.batch} per GPU: if you keep --batch-size": None,
+        f"Strong scaling, {global_batch} in total: if you divide it": global_batch,
     }
     watts = site.get("watts", {}).get("per_gpu")
     on_gpus = not (runs and runs[0]["processor"].startswith("CPU core"))
@@ -249,21 +291,16 @@ def main():
             warn(note)
     if not on_gpus:
         warn("this predicts more CPU cores like those of the runs, not GPUs")
+    warn_if_host_bound(args, workload, site)
     for title, shared in tables.items():
         rows = predict_rows(workload, links, images, max_gpus, shared)
         print(title)
-        print_table(rows, unit, watts, on_gpus)
+        print_rows(rows, unit, watts, on_gpus)
         print(format_verdict(rows, workload, max_gpus), end="\n\n")
     if args.explain:
         gpus = min(args.explain, max_gpus)
-        print(*explain_step(gpus, workload, links, site), sep="\n", end="\n\n")
-    if len(runs) < 2:
-        print(f"This assumes a sync overhead of {SYNC_OVERHEAD:.0%} of the compute.")
-        print("Measure it by a run of the DDP script on two GPUs of a node.")
-    if not args.loader_rate:
-        rate = workload.batch / workload.batch_seconds
-        print(f"This assumes that each process loads {rate:,.0f} {unit}/s.")
-        print("Measure it and add --loader-rate: README.md, The loader.")
+        print(*explain_step(gpus, workload, links), sep="\n", end="\n\n")
+    print_sources(runs, links, site, workload, args.loader_rate, unit)
 
 
 if __name__ == "__main__":

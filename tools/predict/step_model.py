@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import linear_regression
 from typing import NamedTuple
 
-from links import BANDWIDTH_EFFICIENCY, all_reduce_seconds
+from links import all_reduce_seconds
 
 MIB = 2**20
 # DDP's buckets (bucket_cap_mb, and torch.distributed's _DEFAULT_FIRST_BUCKET_BYTES).
@@ -23,6 +23,7 @@ BACKWARD = 2 / 3  # of the compute: two products for each product of the forward
 # the compute; and to copy gradients to buckets and back, in seconds per byte.
 WAITING = 0.02
 COPYING = 0.02e-9
+WAITING_FOR_NODES = 0.5  # more of it for twice as many nodes
 SPREAD = 1.03  # between equal runs on equal machines: of 20 servers with 8 H100
 
 
@@ -43,17 +44,20 @@ class Workload:
     def batch_seconds(self):
         return self.fixed_seconds + self.batch * self.sample_seconds
 
-    def overhead_seconds(self, n):
+    def overhead_seconds(self, n, links):
         """Return the sync overhead on n GPUs.
 
         The delay of the slowest of n GPUs grows about with the root of log2(n).
         """
         if n == 1:
             return 0
-        waiting, on_two = WAITING * self.batch_seconds, self.sync_overhead
-        if on_two is None:
-            on_two = waiting + COPYING * self.gradient_bytes
-        return on_two + min(waiting, on_two) * (math.sqrt(math.log2(n)) - 1)
+        waiting, growth = WAITING * self.batch_seconds, math.sqrt(math.log2(n))
+        if self.sync_overhead is not None:
+            grows = min(waiting, self.sync_overhead)
+            return self.sync_overhead + grows * (growth - 1)
+        nodes = math.ceil(n / links.gpus_per_node)
+        growth *= 1 + WAITING_FOR_NODES * links.overlap * math.log2(nodes)
+        return waiting * growth + COPYING * self.gradient_bytes
 
 
 class Step(NamedTuple):
@@ -103,7 +107,7 @@ def fit(field, seconds, n, workload, links):
 def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
     """Return the Step on n GPUs. Factors are those of bandwidth and overhead."""
     compute = workload.batch_seconds * workload.accumulate
-    overhead = overhead_factor * workload.overhead_seconds(n)
+    overhead = overhead_factor * workload.overhead_seconds(n, links)
     backward_end = compute + overhead
     # The overhead stretches the last batch, which has the all-reduces.
     backward = BACKWARD * (workload.batch_seconds + overhead)
@@ -126,22 +130,17 @@ def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
 def best_and_worst(n, workload, links):
     """Return the Steps with a fast and with a slow network.
 
-    The fast network has the measured speed, or the full speed of the data sheet. Over
+    The fast network has the measured speed, or the full one of the data sheet. Over
     PCIe it hides behind the whole backward pass, and the slow one behind none of it.
-    A measured sync overhead counts half to twice; without one it may be nothing, or
-    grow with the number of GPUs.
+    A measured sync overhead counts half to twice; an assumed one counts up to 3.5
+    times, or not at all.
     """
     fast, slow = scale_compute(workload, 1 / SPREAD), scale_compute(workload, SPREAD)
     hidden = replace(links, overlap=1)
     visible = replace(links, overlap=0) if links.overlap < 1 else links
-    full_speed = 1 / BANDWIDTH_EFFICIENCY
-    if links.checks:
-        full_speed = 1
-    elif n <= links.gpus_per_node:
-        full_speed = links.full_speed
-    least, most = 0.5, 2
-    if workload.sync_overhead is None:
-        least, most = 0, 2 * math.sqrt(math.log2(max(n, 2)))
+    where = "between" if n > links.gpus_per_node else "inside"
+    full_speed = 1 if links.checks else 1 / links.efficiency.get(where, 1)
+    least, most = (0, 3.5) if workload.sync_overhead is None else (0.5, 2)
     best = predict_step(n, fast, hidden, full_speed, overhead_factor=least)
     return best, predict_step(n, slow, visible, 0.5, overhead_factor=most)
 

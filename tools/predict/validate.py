@@ -3,14 +3,12 @@
     python validate.py
     python validate.py --off 20        also prints the rows with larger errors
 
-published.json has the runs of others, network.json ours over slow networks. The
-error is that of the speed: predicted / measured - 1.
+published.json has the runs of others. The error is that of the speed: predicted /
+measured - 1.
 
 from fewest  predicted from the run on the fewest GPUs, mostly one, and data sheets
 from 1, 2    predicted from the runs on one GPU and on two GPUs of a node
 in range     figures between from and to
-
-The figures held out chose no constant.
 """
 
 import argparse
@@ -20,21 +18,18 @@ from statistics import median
 
 from common.errors import run as run_main
 from links import load_json, make_links
-from step_model import (
-    Workload,
-    best_and_worst,
-    fit,
-    fit_compute,
-    predict_step,
-)
+from step_model import Workload, best_and_worst, fit, predict_step
 
 HERE = Path(__file__).parent
 KINDS = "from fewest", "from 1, 2"
 
 
-def to_speed(n, workload, step):
-    """Return the samples/s of n GPUs."""
-    return n * workload.batch * workload.accumulate / step.seconds
+def predict_row(row, kind, workload, links):
+    """Add the predicted samples/s, and their range, to a row."""
+    n, samples = row["n"], row["n"] * workload.batch * workload.accumulate
+    steps = predict_step(n, workload, links), *best_and_worst(n, workload, links)
+    row[kind], best, worst = (samples / step.seconds for step in steps)
+    row[f"range {kind}"] = worst, best
 
 
 def name_class(machine, n):
@@ -76,95 +71,33 @@ def predict_published(data, runs):
                 continue
             row = {"name": f"{run['machine']} {run['model']}", "n": n}
             row |= {"what": run["what"], "measured": speeds[n]}
-            row |= {"class": name_class(machine, n), "letter": run.get("class")}
-            known = {"from fewest": workload}
+            row["class"] = name_class(machine, n)
+            predict_row(row, "from fewest", workload, links)
             if n > 2 and overhead is not None:
-                known["from 1, 2"] = replace(workload, sync_overhead=overhead)
-            for kind, its in known.items():
-                step = predict_step(n, its, links)
-                best, worst = best_and_worst(n, its, links)
-                row[kind] = to_speed(n, workload, step)
-                row[f"range {kind}"] = [
-                    to_speed(n, workload, s) for s in (worst, best)
-                ]
+                known = replace(workload, sync_overhead=overhead)
+                predict_row(row, "from 1, 2", known, links)
             yield row
-
-
-def predict_slow_networks(data):
-    """Yield a row for each run of network.json."""
-    one_node = make_links(None, [data["here"]])
-    for run in data["runs"]:
-        if run["model"] == "fake_compute":
-            kind, batch = f"ring of {run['n']}", 1
-            gradient_bytes = run["case"][1] * 1e6
-            workload = Workload(1, gradient_bytes, run["alone"], sync_overhead=0)
-        else:
-            base, batch = data["bases"][run["model"]], run["batch"]
-            seconds = {int(b): median(times) for b, times in base["points"].items()}
-            largest = max(seconds)
-            kind = "weak" if batch == largest else "strong"
-            compute = fit_compute(seconds, largest)
-            workload = Workload(largest, base["gradient_bytes"], *compute)
-            seconds = median(base["two"])
-            workload = fit("sync_overhead", seconds, 2, workload, one_node)
-            workload = replace(workload, batch=batch)
-        links = make_links(None, [data["networks"][run["network"]]])
-        step = predict_step(run["n"], workload, links)
-        row = {
-            "name": f"{kind} {run['model']}",
-            "n": run["n"],
-            "what": run["network"],
-        }
-        row["measured"] = run["n"] * batch / run["seconds"]
-        yield row | {"from 1, 2": to_speed(run["n"], workload, step)}
 
 
 def percent_off(row, kind):
     return 100 * (row[kind] / row["measured"] - 1)
 
 
-def summarize(rows, kind):
-    """Return the median and largest error of a kind, and the row count."""
-    errors = [percent_off(row, kind) for row in rows if kind in row]
-    if not errors:
-        return f"{'':18} |"
-    middle, largest = median(map(abs, errors)), max(errors, key=abs)
-    return f"{middle:6.1f} {largest:+6.0f} {len(errors):4} |"
-
-
-def print_errors(rows, off):
-    """Print the errors by name, and the rows with an error above `off` percent."""
-    rows = sorted(rows, key=lambda row: row["name"])
-    kinds = [kind for kind in KINDS if any(kind in row for row in rows)]
-    print("median error, largest error (percent), rows:", "; ".join(kinds))
-    by_name = {}
-    for row in rows:
-        by_name.setdefault(row["name"], []).append(row)
-    by_name["all"] = rows
-    for name, some in by_name.items():
-        print(f"{name:30}", *(summarize(some, kind) for kind in kinds))
-    for row in rows:
-        kind = "from 1, 2" if "from 1, 2" in row else "from fewest"
-        if off and abs(percent_off(row, kind)) > off:
-            print(
-                f"{percent_off(row, kind):+.0f} %: {row['name']}, {row['what']}, "
-                f"{row['n']} GPUs: {row[kind]:.4g}, not {row['measured']:.4g}"
-            )
-
-
-def print_classes(rows):
-    """Print the errors from the fewest GPUs, and the ranges, by class of machine."""
-    classes = {}
-    for row in rows:
+def print_classes(rows, kind):
+    """Print the errors of a kind of prediction, and its ranges, by class."""
+    classes = {"all": [row for row in rows if kind in row]}
+    for row in classes["all"]:
         classes.setdefault(row["class"], []).append(row)
-    classes["all classes"] = rows
-    print("\nClass of machine: from fewest; in range; range, median of to / from")
+    print(f"{kind}: median error, largest (percent), rows; in range; median range")
     for name, some in sorted(classes.items()):
-        ranges = [(row["range from fewest"], row["measured"]) for row in some]
-        inside = sum(low <= measured <= high for (low, high), measured in ranges)
-        width = median(high / low for (low, high), _ in ranges)
-        in_range = f"{inside} of {len(some)} | {width:.2f}"
-        print(f"{name:37} {summarize(some, 'from fewest')} {in_range}")
+        errors = [percent_off(row, kind) for row in some]
+        middle, largest = median(map(abs, errors)), max(errors, key=abs)
+        line = f"{name:37} {middle:5.1f} {largest:+5.0f} {len(errors):4}"
+        ranges = [(*row[f"range {kind}"], row["measured"]) for row in some]
+        inside = sum(low <= measured <= high for low, high, measured in ranges)
+        width = median(high / low for low, high, _ in ranges)
+        print(f"{line} | {inside} of {len(some)} | {width:.2f}")
+    print()
 
 
 def main():
@@ -174,16 +107,22 @@ def main():
     parser.add_argument("--off", type=int, help="rows to print: off by more percent")
     off = parser.parse_args().off
     published = load_json(HERE / "published.json")
-    for runs, title in (
-        ("runs", "Published runs of others"),
-        ("held_out", "Held out"),
-    ):
-        rows = [*predict_published(published, runs)]
-        print(f"\n{title}")
-        print_errors(rows, off)
-        print_classes(rows)
-    print("\nOur runs over slow networks")
-    print_errors([*predict_slow_networks(load_json(HERE / "network.json"))], off)
+    sets = {
+        "Held out": predict_published(published, "held_out"),
+        "Other published runs": predict_published(published, "runs"),
+    }
+    for title, rows in sets.items():
+        print(title)
+        rows = sorted(rows, key=lambda row: row["name"])
+        for kind in KINDS:
+            if any(kind in row for row in rows):
+                print_classes(rows, kind)
+        for row in rows:
+            kind = KINDS[1] if KINDS[1] in row else KINDS[0]
+            if off and abs(percent_off(row, kind)) > off:
+                text = f"{row['name']}, {row['what']}, {row['n']} GPUs"
+                values = f"{row[kind]:.4g}, not {row['measured']:.4g}"
+                print(f"{percent_off(row, kind):+.0f} %: {text}: {values}")
 
 
 if __name__ == "__main__":
