@@ -1,7 +1,7 @@
 """A part of the tests, on a machine that looks like another one.
 
-In each disguise tests failed before they hid GPUs: a driver in /dev, a GPU that
-PyTorch counts, and a Slurm job around the tests.
+In each disguise tests failed before they hid GPUs: a GPU that PyTorch counts, and a
+Slurm job around the tests.
 """
 
 import os
@@ -16,31 +16,18 @@ pytestmark = pytest.mark.slow
 PART = "each_script_runs or kinds_of_gpu or missing_data or gpus_that_pytorch"
 PART += " or malloc_is_tuned or pick_gpus or user_error_of_all"
 FILES = "tests/test_common.py", "tests/test_run_scripts.py", "tests/test_faults.py"
-# A private /dev: other processes do not see the file.
-LAYERS = "lowerdir=/dev,upperdir=$0/upper,workdir=$0/work"
-DRIVER = f"""
-mount -t tmpfs none "$0" && mkdir "$0/upper" "$0/work" &&
-mount -t overlay -o "{LAYERS}" none /dev &&
-mkdir -p /dev/shm && touch /dev/nvidia0 && exec "$@"
-"""
 JOB = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1", "SLURM_NNODES": "1"}
 JOB |= {"SLURM_CPUS_PER_TASK": "3", "SLURM_RESTART_COUNT": "1", "GPUS": "3"}
 JOB |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SITE": "lumi"}
 
 
-@pytest.mark.parametrize("disguise", ["driver", "GPU", "job", "folder"])
+@pytest.mark.parametrize("disguise", ["GPU", "job", "folder"])
 def test_the_tests_pass_on_another_machine(disguise, tmp_path):
     ours, checkout = {*HIDDEN, "PYTHONPATH"}, REPOSITORY
     env = {name: value for name, value in os.environ.items() if name not in ours}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", PART, *FILES]
     command += ["-p", "no:cacheprovider", "--basetemp", tmp_path / "tests"]
-    if disguise == "driver":
-        if os.geteuid() != 0:
-            pytest.skip("a driver in /dev needs root, to mount one")
-        (tmp_path / "dev").mkdir()
-        fake = ["unshare", "--mount", "bash", "-c", DRIVER, tmp_path / "dev"]
-        command = [*fake, *command]
-    elif disguise == "GPU":
+    if disguise == "GPU":
         env["PYTHONPATH"] = str(REPOSITORY / "tests/disguise")
     elif disguise == "job":
         env |= JOB

@@ -6,9 +6,6 @@ import sys
 import pytest
 from conftest import REPOSITORY, copy_exercise, run, slow
 
-sys.path.append(str(REPOSITORY / "docs/figures"))
-from draw_pipeline import CHUNKS, GPUS, MICRO_BATCHES, order_of, simulate
-
 STEP = slow("dp_ddp_intro", "draw_data_parallel", "img/data_parallel.png")
 PIPELINE = "beyond_ddp", "draw_pipeline", "img/pipeline.png"
 
@@ -20,10 +17,3 @@ def test_a_script_draws_its_picture(folder, script, picture, tmp_path):
     figures = shutil.copytree(REPOSITORY / "docs/figures", tmp_path / "docs/figures")
     done = run([sys.executable, figures / f"{script}.py"], "/")
     assert (done.returncode, done.stderr, picture.exists()) == (0, "", True)
-
-
-@pytest.mark.parametrize("name, v", CHUNKS.items())
-def test_a_schedule_takes_the_time_of_the_formula(name, v):
-    bars = simulate([order_of(gpu, name, v) for gpu in range(GPUS)], v)
-    end = max(end for _, end in bars.values())
-    assert end == 3 * (MICRO_BATCHES + (GPUS - 1) / v)

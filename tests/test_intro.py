@@ -5,9 +5,7 @@ import math
 import re
 import shutil
 import sys
-from collections import Counter
 from functools import partial
-from types import SimpleNamespace
 
 import conftest
 import pytest
@@ -163,45 +161,3 @@ def test_two_replicas_give_the_gradients_of_the_whole_batch():
     assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
     for mine, parameter in zip(gradients, model.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_pytorch_copies_the_same(monkeypatch):
-    """PyTorch's scatter(), replicate() and gather(), with counters for copies."""
-    by_hand, copied = load("dp_by_hand"), Counter()
-
-    def scatter(tensor, gpus, *rest):
-        pieces = tensor.chunk(2)
-        copied["scatter"] += by_hand.count_bytes(pieces[1:])
-        return pieces
-
-    def broadcast(tensors, gpus):
-        copied["broadcast"] += by_hand.count_bytes(tensors)
-        return [[tensor.clone() for tensor in tensors] for _ in gpus]
-
-    def gather(tensors, *rest):
-        copied["gather"] += by_hand.count_bytes(tensors[1:])
-        return torch.cat(tensors)
-
-    def reduce_add(gradients, destination):
-        copied["reduce_add"] += by_hand.count_bytes(gradients[1])
-        return tuple(a + b for a, b in zip(*gradients, strict=True))
-
-    functions = sys.modules["torch.nn.parallel._functions"]
-    replication = sys.modules["torch.nn.parallel.replicate"]
-    comm = {"broadcast_coalesced": broadcast, "reduce_add_coalesced": reduce_add}
-    comm = SimpleNamespace(scatter=scatter, gather=gather, **comm)
-    for module in (functions, replication):
-        monkeypatch.setattr(module, "comm", comm)
-    for model, inputs, targets in by_hand.make_models().values():
-        copied.clear()
-        first, second = functions.Scatter.apply([0, 1], None, 0, inputs)
-        one, other = replication.replicate(model, [0, 1])
-        output = functions.Gather.apply(0, 0, one(first), other(second))
-        cross_entropy(output.flatten(0, -2), targets.flatten()).backward()
-        _, mine = by_hand.step(model, inputs, targets)
-        assert copied["broadcast"] == mine["weights out"]
-        assert copied["reduce_add"] == mine["gradients of the weights back"]
-        back = mine["logits back"]
-        assert copied["gather"] == back == mine["gradients of the logits out"]
-        # Scatter once for the inputs, once for the gradients of the outputs.
-        assert copied["scatter"] in (mine["inputs out"], mine["inputs out"] + back)

@@ -243,23 +243,23 @@ def warn_if_host_bound(args, workload, site):
         warn(f"{text}; if the host or the loader limits it, more GPUs will not help")
 
 
-def print_sources(runs, links, site, workload, loader_rate, unit):
+def print_sources(args, runs, links, site, workload, unit):
     """Print which numbers were measured, are of data sheets, or are assumed."""
-    checked = [f"all-reduces {where} nodes" for where in links.checks]
-    sheets = {"inside", "between"} & site.keys() - links.checks.keys()
-    measured = [f"the speed on {runs[0]['gpus']}"] if runs else []
-    measured += ["the sync overhead on 2 GPUs"] * (len(runs) > 1) + checked
-    assumed = [] if len(runs) > 1 else ["the sync overhead (measure it: two GPUs)"]
-    if not loader_rate:
-        rate = workload.batch / workload.batch_seconds
-        assumed.append(
-            f"loaders with {rate:,.0f} {unit}/s per GPU (or --loader-rate)"
-        )
-    print(f"Measured: {', '.join(measured) or 'nothing here'}.")
-    if sheets:
-        print(f"From data sheets: links {' and '.join(sorted(sheets))} nodes.")
-    print(f"Assumed: {', '.join([*assumed, 'PyTorch DDP'])}. Other frameworks were")
-    print("often slower on several nodes: README.md, How accurate it is.")
+    measured = [f"the speed on {run['gpus']}" for run in runs[:1]]
+    measured += ["--speed"] * (not runs and bool(args.speed))
+    assumed = [] if measured else ["the FLOP/s of ResNet-50, which the site has"]
+    measured += ["the sync overhead on two GPUs"] * (len(runs) > 1)
+    measured += [f"all-reduces {where} nodes" for where in links.checks]
+    print(f"Measured: {', '.join(measured) or 'nothing'}.")
+    sheets = sorted({"inside", "between"} & site.keys() - links.checks.keys())
+    sheets = [f"links {where} nodes" for where in sheets]
+    print(f"From data sheets: {', '.join(sheets) or 'nothing'}.")
+    rate = workload.batch / workload.batch_seconds
+    loaders = f"loaders with {rate:,.0f} {unit}/s per GPU: see --loader-rate"
+    overhead = "the sync overhead: run the DDP script on two GPUs of a node"
+    assumed += [overhead] * (len(runs) < 2) + [loaders] * (not args.loader_rate)
+    assumed.append("PyTorch DDP: others were often slower on several nodes")
+    print("Assumed:", *assumed, sep="\n  ")
 
 
 def main():
@@ -300,7 +300,7 @@ def main():
     if args.explain:
         gpus = min(args.explain, max_gpus)
         print(*explain_step(gpus, workload, links), sep="\n", end="\n\n")
-    print_sources(runs, links, site, workload, args.loader_rate, unit)
+    print_sources(args, runs, links, site, workload, unit)
 
 
 if __name__ == "__main__":
