@@ -211,23 +211,22 @@ def parse_options():
     args = parser.parse_args()
     if not args.site and not args.check:
         raise UserError("no network; add --check FILE or --site NAME")
-    if args.files or (args.speed and args.gradient_mb) or (args.model and args.site):
+    speed = args.speed and (args.gradient_mb or args.model)
+    if args.files or speed or (args.model and args.site):
         return args
     raise UserError("no runs; add a file, --model, or --speed and --gradient-mb")
 
 
 def make_workload(args, links, site):
     """Return the Workload of --speed or --model."""
-    if not args.speed:
-        flop, parameters = count_flop(args.model)
-        seconds = arithmetic_seconds(flop, site, "fp16" if args.amp else "fp32")
-        return Workload(args.batch_size, 4 * parameters, seconds)
-    n, workload = (
-        args.speed_gpus,
-        Workload(args.batch_size, args.gradient_mb * 1e6, 0),
-    )
-    seconds = n * args.batch_size / args.speed
-    return fit("sample_seconds", seconds, n, workload, links)
+    flop, parameters = count_flop(args.model) if args.model else (0, 0)
+    gradient_bytes = args.gradient_mb * 1e6 if args.gradient_mb else 4 * parameters
+    workload = Workload(args.batch_size, gradient_bytes, 0)
+    if args.speed:
+        n, seconds = args.speed_gpus, args.speed_gpus * args.batch_size / args.speed
+        return fit("sample_seconds", seconds, n, workload, links)
+    seconds = arithmetic_seconds(flop, site, "fp16" if args.amp else "fp32")
+    return replace(workload, sample_seconds=seconds)
 
 
 def warn_if_host_bound(args, workload, site):
