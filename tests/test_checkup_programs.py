@@ -70,13 +70,18 @@ def test_frameworks(name, bug, old, new, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_highest_status_counts(tmp_path):
+def test_how_failing_ranks_end(tmp_path):
     text = "import os, time\nint(os.environ['RANK']) and exit(3)\ntime.sleep(60)"
     (tmp_path / "exits.py").write_text(text)
     command = [sys.executable, REPOSITORY / "tools/checkup", "-n2", "exits.py"]
     done = run(command, tmp_path, OMP_NUM_THREADS="1")
     assert done.returncode == 3, done.stderr  # rank 0, which has no partner, has 1
     assert "Traceback" not in done.stderr and "frame #" not in done.stderr
+    write_programs(tmp_path, "spawned.py", "loss = loss.detach()", "1 / 0")
+    command = [sys.executable, REPOSITORY / "tools/checkup", "spawned.py"]
+    done = run(command, tmp_path, OMP_NUM_THREADS="1", PORT=str(free_port()))
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr, done.stderr
+    assert "ProcessExitedException" not in done.stderr
 
 
 def test_one_line_for_what_cannot_be_run(tmp_path):
