@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-# Plain PyTorch. The cases below change some of its lines.
 SCRIPT = """
-import os, random, helper, numpy as np
+import os, random, tempfile, helper, numpy as np
 import torch, torch.distributed as dist
 from contextlib import ExitStack
 from torch import nn
@@ -57,8 +56,7 @@ if rank == 0:
     torch.save(model.state_dict(), "model.pt")
 dist.destroy_process_group()
 """
-# Without DTensors and without clipping.
-UNSEEN = {"shards", "clipping"}
+UNSEEN = {"shards", "clipping"}  # without DTensors and clipping
 # Of each: the check that fails, its level, what is replaced (-), and by what (+).
 BUGS = """
 start
@@ -69,10 +67,6 @@ start
 -        loss.backward()
 +        loss.backward()
 +        for p in model.parameters(): dist.all_reduce(p.grad, dist.ReduceOp.AVG)
-
-gradients
--cross_entropy(ddp_model(x), y)
-+cross_entropy(model(x), y)
 
 weights
 -0.1, 0.9
@@ -182,6 +176,8 @@ workers draw the items, and nothing is shuffled
 
 collectives of other kinds and of one rank; a scaler, two passes, a batch sampler
 -    total = (
++    tempfile.TemporaryFile().close()
++    with torch.no_grad(): target(x)
 +    if rank == 0: dist.gather(total, [torch.zeros(2), torch.zeros(2)])
 +    else: dist.gather(total, dst=0)
 +    alone = dist.new_group([0])
@@ -199,6 +195,7 @@ collectives of other kinds and of one rank; a scaler, two passes, a batch sample
 -optimizer.step()
 +scaler.step(optimizer); scaler.update()
 -optimizer =
++target = DDP(nn.Linear(8, 2))
 +scaler = torch.GradScaler("cpu")
 +optimizer =
 -sampler = DistributedSampler(train_set)
@@ -251,6 +248,16 @@ ranks have different numbers of batches
 -    dist.all_reduce(total)
 +    stack.close()
 +    dist.all_reduce(total)
+
+rank 0 starts to validate in the middle of an epoch, and nothing is random
+?seeds
+-torch.manual_seed(rank)
++torch.manual_seed(0)
+-0.1 * torch.randn_like(x)
++0
+-        total +=
++        if rank == 0: iter(val_loader)
++        total +=
 
 items are drawn again and again
 ?coverage

@@ -114,10 +114,3 @@ def test_a_measured_overhead_narrows_the_range():
     narrow = replace(WORKLOAD, sync_overhead=0.0032)  # the same on two
     narrow = step_model.best_and_worst(8, narrow, links)
     assert wide[0].seconds < narrow[0].seconds < narrow[1].seconds < wide[1].seconds
-
-
-def test_compute_is_a_line_over_batch_sizes():
-    assert step_model.fit_compute({16: 0.2}, 16) == (0.0125, 0)
-    found = step_model.fit_compute({8: 0.1, 16: 0.16}, 16)
-    assert found == pytest.approx((0.0075, 0.04))
-    assert step_model.fit_compute({8: 0.07, 16: 0.16}, 16)[1] == 0  # noise

@@ -16,6 +16,7 @@ import os
 import runpy
 import sys
 import traceback
+from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 
@@ -92,8 +93,9 @@ def find_script(options):
     if not options.module:
         return os.path.isfile(options.script) and os.path.abspath(options.script)
     sys.path[0] = os.getcwd()
-    spec = find_spec(options.script)
-    return spec and spec.origin
+    with suppress(ImportError):  # of its package
+        spec = find_spec(options.script)
+        return spec and spec.origin
 
 
 def start_ranks(options):

@@ -1,4 +1,4 @@
-"""A thread in each rank that notices hangs and hands in what was recorded."""
+"""A thread in each rank that notices hangs and sends its record to rank 0."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def run(options, main):
     try:
         watch(options, main)
         if state.end != "unseen":
-            hand_in()
+            send_record()
             finish(options)
     except Exception as error:  # the main thread may wait for ever
         text = traceback.format_exc()
@@ -133,7 +133,7 @@ def finish(options):
         EXIT(state.status)
 
 
-def hand_in():
+def send_record():
     """Write the record into the store, in parts of a megabyte."""
     blob = pickle.dumps(finished_record(state.end == "done"))
     parts = range(0, len(blob), 1 << 20)

@@ -110,7 +110,7 @@ def coverage(ranks):
             if first.chooses and differ:
                 why = "the script's own sampler chooses the samples"
             else:
-                text = f"{again} are dealt out again, {missing} never"
+                text = f"{again} are repeated, {missing} left out"
                 text = f"{line}, epoch {number}: of {len(items)} samples {text}"
                 bad = bad or text
     if bad:

@@ -37,7 +37,7 @@ def items_to_share(group):
 
 
 def count(group, items):
-    """Return how many items were dealt out again, and how many never."""
+    """Return how many items were repeated, and how many left out."""
     dealt = Counter(i for e in group for i in e.items)
     return dealt.total() - len(dealt), len(items - dealt.keys())
 

@@ -21,7 +21,7 @@ def collectives(ranks):
         done = [r.counts[members] for r in group if r.done]
         most = max(group, key=lambda r: r.counts[members])
         if done and most.counts[members] > min(done):
-            text = f"rank {most.rank} comes to more of them than others"
+            text = f"rank {most.rank} reaches more of them than others"
             return found(f"{most.last[members]}: {text}")
     return OK if any(r.counts for r in ranks) else unseen("there was none")
 

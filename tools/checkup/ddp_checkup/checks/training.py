@@ -138,7 +138,7 @@ def weights(ranks):
     if no_replicas(ranks):
         return unseen(no_replicas(ranks))
     if start(ranks).state == "found" or gradients(ranks).state != "ok":
-        return unseen("the gradients or the first weights say it")
+        return unseen("see start or gradients")
     where = first_difference(ranks, "weights")
     return found(where) if where else OK
 

@@ -44,7 +44,7 @@ def stop_job(kind, text):
     state.store.compare_set("stop", "", json.dumps([kind, text]))
 
 
-def meet(what, ranks=None):
+def check_collective_order(what, ranks=None):
     record.counts[ranks] += 1
     number = record.counts[ranks]
     record.last[ranks] = line = user_line()
@@ -54,7 +54,7 @@ def meet(what, ranks=None):
     first = state.store.compare_set(f"collective/{ranks}/{number}", "", mine)
     other, other_line, rank = json.loads(first)
     if other != what:
-        text = f"rank {state.rank} comes to {what} at {line}, but rank {rank} to"
+        text = f"rank {state.rank} reaches {what} at {line}, but rank {rank} reaches"
         stop_job("collectives", f"{text} {other} at {other_line}")
         threading.Event().wait()  # monitor.py ends this process
 
@@ -83,7 +83,7 @@ def before_collective(name, values):
         record.reduced_after.add(state.steps)
     if "gather" in name and state.epoch:
         state.epoch.gathered = True
-    meet(" ".join(what), members(groups[0]) if groups else None)
+    check_collective_order(" ".join(what), members(groups[0]) if groups else None)
 
 
 def before_all_reduce(name, values):
@@ -112,8 +112,8 @@ def before_forward(name, values):
         return
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     if buffers or (training and ddp.require_backward_grad_sync):
-        gradients = "with gradients" if training else "without gradients"
-        meet(f"a forward of the DDP model {gradients}", members(ddp.process_group))
+        what = f"a DDP forward with{'' if training else 'out'} gradients"
+        check_collective_order(what, members(ddp.process_group))
 
 
 def note_unused(error):
