@@ -12,7 +12,6 @@ import runpy
 import sys
 import sysconfig
 import threading
-import time
 from pathlib import Path
 
 from torch._C._distributed_c10d import _dump_fr_trace
@@ -33,16 +32,17 @@ class DataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it would import {module}.{name}")
 
 
-def save(file):
+def save(file, ended):
     """Write this rank's last collectives and their call stacks every 5 s."""
     while True:
-        time.sleep(5)
         trace = pickle.loads(_dump_fr_trace(True, True, False))
         # torch 2.15 leaves out the names of Gloo's groups, and fr_trace needs them.
         trace["pg_config"] = {
             group.group_name: {"desc": group.group_desc, "ranks": str(list(ranks))}
             for group, ranks in _world.pg_group_ranks.items()
         }
+        if ended.wait(5):  # what has failed no longer counts as unfinished
+            return
         # Outside of FOLDER, all of whose files the analyser reads.
         part = FOLDER.with_name(f"{file.name}.part")
         part.write_bytes(pickle.dumps(trace))
@@ -77,10 +77,14 @@ def main():
         raise UserError(f"no script {sys.argv[1]}; give the path of a file")
     FOLDER.mkdir(parents=True, exist_ok=True)
     file = FOLDER / f"rank_{get_ranks()[0]}"
-    threading.Thread(target=save, args=[file], daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=save, args=[file, ended], daemon=True).start()
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)  # as python does
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        ended.set()
 
 
 if __name__ == "__main__":
