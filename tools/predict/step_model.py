@@ -24,7 +24,7 @@ BACKWARD = 2 / 3  # of the compute: two products for each product of the forward
 WAITING = 0.02
 COPYING = 0.02e-9
 WAITING_FOR_NODES = 0.5  # more of it for twice as many nodes
-SPREAD = 1.03  # between equal runs on equal machines: of 20 servers with 8 H100
+SPREAD = 0.99, 1.03  # the compute of equal runs on equal machines
 
 
 @dataclass
@@ -51,7 +51,8 @@ class Workload:
         """
         if n == 1:
             return 0
-        waiting, growth = WAITING * self.batch_seconds, math.sqrt(math.log2(n))
+        waiting = WAITING * self.batch_seconds * self.accumulate
+        growth = math.sqrt(math.log2(n))
         if self.sync_overhead is not None:
             grows = min(waiting, self.sync_overhead)
             return self.sync_overhead + grows * (growth - 1)
@@ -109,8 +110,8 @@ def predict_step(n, workload, links, network_factor=1, overhead_factor=1):
     compute = workload.batch_seconds * workload.accumulate
     overhead = overhead_factor * workload.overhead_seconds(n, links)
     backward_end = compute + overhead
-    # The overhead stretches the last batch, which has the all-reduces.
-    backward = BACKWARD * (workload.batch_seconds + overhead)
+    # The overhead stretches all batches; the last one has the all-reduces.
+    backward = BACKWARD * backward_end / workload.accumulate
     end, done, buckets = 0, 0, []
     while n > 1 and done < workload.gradient_bytes:
         cap = BUCKET_CAP if done else FIRST_BUCKET
@@ -132,15 +133,15 @@ def best_and_worst(n, workload, links):
 
     The fast network has the measured speed, or the full one of the data sheet. Over
     PCIe it hides behind the whole backward pass, and the slow one behind none of it.
-    A measured sync overhead counts half to twice; an assumed one counts up to 3.5
+    A measured sync overhead counts half to twice; an assumed one counts up to four
     times, or not at all.
     """
-    fast, slow = scale_compute(workload, 1 / SPREAD), scale_compute(workload, SPREAD)
+    fast, slow = (scale_compute(workload, factor) for factor in SPREAD)
     hidden = replace(links, overlap=1)
     visible = replace(links, overlap=0) if links.overlap < 1 else links
     where = "between" if n > links.gpus_per_node else "inside"
     full_speed = 1 if links.checks else 1 / links.efficiency.get(where, 1)
-    least, most = (0, 3.5) if workload.sync_overhead is None else (0.5, 2)
+    least, most = (0, 4) if workload.sync_overhead is None else (0.5, 2)
     best = predict_step(n, fast, hidden, full_speed, overhead_factor=least)
     return best, predict_step(n, slow, visible, 0.5, overhead_factor=most)
 
