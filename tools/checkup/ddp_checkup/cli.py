@@ -6,7 +6,8 @@
     torchrun --nproc-per-node 2 PATH/checkup SCRIPT.py [OPTIONS]
 
 Put its own options before the script. The exit status is 1 if there is an error,
-with --strict also for a warning. Else it is that of the script.
+with --strict also for a warning. Else it is that of the script. Ranks that wait for
+each other for --hang-timeout seconds (60) count as hanging.
 """
 
 import argparse
@@ -45,12 +46,7 @@ def parse_options():
     parser.add_argument("--strict", action="store_true", help="warnings fail too")
     parser.add_argument("--ignore", action="append", help="check to ignore", **CHECK)
     parser.add_argument("--json", metavar="FILE", help="file for the report as JSON")
-    parser.add_argument(
-        "--hang-timeout",
-        type=float,
-        default=60,
-        help="seconds until ranks that wait for each other count as hanging (60)",
-    )
+    parser.add_argument("--hang-timeout", type=float, default=60, metavar="SECONDS")
     parser.add_argument("--all", action="store_true", help="list all checks")
     parser.add_argument("--reference", help="script for one GPU with these losses")
     parser.add_argument("--tolerance", type=float, default=0.05, help="of losses")
@@ -82,8 +78,7 @@ def main():
     sys.path.append(os.path.dirname(HERE))  # for processes that the script spawns
     if "RANK" not in os.environ:
         sys.exit(run_parent(options))
-    state.rank = int(os.environ["RANK"])
-    state.world = int(os.environ["WORLD_SIZE"])
+    state.rank, state.world = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE"))
     monitor.start(options)
     sys.exit(run_rank(options, lambda: run_script(options)))
 

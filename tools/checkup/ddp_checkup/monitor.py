@@ -31,7 +31,7 @@ ON_DEVICE += ("tensors",)
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
 MAX_ITEMS = 200_000  # of a data set whose lists are compared
-KEPT = "key", "line", "first", "gathered", "printed", "base_seed"  # of a loop
+KEPT = "key", "line", "first", "gathered", "reduced", "printed", "base_seed"
 PLAIN = str, bytes, int, float, complex, os.PathLike, torch.dtype
 
 

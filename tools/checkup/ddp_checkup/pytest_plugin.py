@@ -19,6 +19,5 @@ def checkup():
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             pytest.fail(done.stdout + done.stderr, pytrace=False)
-        return done.stdout
 
     return run

@@ -64,10 +64,8 @@ def show(*lines):
 
 
 def print_report(options, rows, ranks, stop):
-    lines = [
-        "",
-        f"Checkup of {options.script}: {state.world} ranks, {state.steps} steps",
-    ]
+    title = f"Checkup of {options.script}: {state.world} ranks, {state.steps} steps"
+    lines = ["", title]
     for level in LEVELS:
         for row in rows:
             asked_for = options.all or row["fix"] or row["name"] == "reference"

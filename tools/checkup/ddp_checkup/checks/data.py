@@ -93,9 +93,10 @@ def coverage(ranks):
         known = first.shards or len(first.sets) > 1 or (first.sample and alike)
         batch = first.batch * len(ranks)
         twice = any(len(e.items) - len({*e.items}) >= batch for e in group)
+        more = all(len(e.items) > len(items or e.items) for e in group)
         if items is None or not known:
             why = "each rank may have its own data set"
-        elif first.replaces or (twice and not first.shards):
+        elif first.replaces or (twice and (not first.shards or more)):
             why = "samples are drawn with replacement"
         else:
             why = ""

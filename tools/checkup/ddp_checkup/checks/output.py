@@ -89,8 +89,7 @@ def unreduced(ranks):
     """Return a warning if each rank evaluates a part, and nothing is reduced."""
     for line, _, group, _ in loops(ranks, False):
         apart = len({frozenset(e.items) for e in group}) == len(ranks)
-        reduced = any(group[0].first in r.reduced_after for r in ranks)
-        if apart and group[0].printed and not reduced:
+        if apart and group[0].printed and not any(e.reduced for e in group):
             text = f"each rank evaluates a part at {line}, and nothing is reduced"
             return found(f"{group[0].printed}: {text}", "warning")
     return OK
@@ -101,11 +100,12 @@ def values_of_all(ranks, reading):
     found_by_rank = []
     for r in ranks:
         values = r.read.get(reading.source, [])
-        # Ranks may have different numbers of batches.
         same = len(values) == len(ranks[0].read[reading.source])
         values = values[reading.start : reading.stop if same else None]
         value = compute(reading.formula, values, reading.sizes)
-        found_by_rank.append(None if value is None else reading.factor * value)
+        # Ranks may have different numbers of batches, or of numbers to read.
+        unknown = value is None or (reading.reduced and not same)
+        found_by_rank.append(None if unknown else reading.factor * value)
     return found_by_rank
 
 

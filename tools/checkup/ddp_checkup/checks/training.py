@@ -1,6 +1,6 @@
 """Checks of weights and gradients: the ranks train one model."""
 
-from itertools import combinations
+from itertools import combinations, compress
 
 from ddp_checkup.checks.ranks import no_replicas, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
@@ -157,6 +157,10 @@ def buffers(ranks):
     seen, verdict = False, OK
     for name in ranks[0].tensors:
         notes = [r.tensors.get(name, []) for r in ranks]
+        # A copy that differed from the start only counts if all ranks evaluate it.
+        first = [dict(zip(n[0][2], n[0][3], strict=False)) for n in notes if n]
+        apart = {n for n in first[0] if len({f.get(n) for f in first}) > 1}
+        notes = [its[1:] for its in notes]
         if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
             notes = [its[-1:] for its in notes]
         for of_all in zip(*notes, strict=False):
@@ -164,7 +168,9 @@ def buffers(ranks):
             alike = all(note[2] == names for note in of_all)
             seen = seen or (bool(names) and alike)
             what = f"tensors of {name[0]}"
-            differ = count_differing([note[3] for note in of_all], names, what)
+            kept = [evaluated or n not in apart for n in names]
+            sums = [[*compress(note[3], kept)] for note in of_all]
+            differ = count_differing(sums, [*compress(names, kept)], what)
             used = evaluated or any(name in r.saved for r in ranks)
             if alike and differ and (evaluated or line == "at the end"):
                 verdict = found(f"{line}: {differ}", "error" if used else "warning")

@@ -29,7 +29,6 @@ MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 
 def reset():
     record.counts, record.last = Counter(), {}  # collectives, by group
-    record.reduced_after = set()  # steps after which numbers were reduced
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
@@ -80,7 +79,8 @@ def before_collective(name, values):
     if re.search("gather|reduce|to_all", name) and not averages:
         to_one = name == "reduce" or name.startswith("gather")
         state.reduced = "on one rank" if to_one else "on all ranks"
-        record.reduced_after.add(state.steps)
+        for loop in record.epochs:
+            loop.reduced = loop.reduced or loop.first == state.steps
     if "gather" in name and state.epoch:
         state.epoch.gathered = True
     check_collective_order(" ".join(what), members(groups[0]) if groups else None)

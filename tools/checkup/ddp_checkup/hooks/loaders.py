@@ -26,8 +26,8 @@ def reset():
 
 def loop_of(iterator):
     new = SimpleNamespace(dealt=[], batches=0, steps=0, length=float("inf"), last=0)
-    new.exhausted = new.gathered = new.printed = False  # or the line that printed
-    new.label = new.latest = None
+    new.exhausted = new.gathered = new.reduced = False
+    new.label = new.latest = new.printed = None  # printed: the line that did
     return vars(iterator).setdefault("checkup", new)
 
 

@@ -10,7 +10,7 @@ from ddp_checkup.record import record, state, user_line
 
 
 def reset():
-    record.tensors = {}  # by module: [(line, names, checksums)] after evaluations
+    record.tensors = {}  # by module: [(line, evaluated, names, checksums)]
     state.modules = {}  # by id: [name, module, steps at its last eval()]
     record.saved = set()  # names of modules whose state was saved
     state.switching = ""
@@ -25,6 +25,7 @@ def before_call(name, values):
         kind = type(module).__name__
         number = sum(entry[0][0] == kind for entry in state.modules.values())
         state.modules[id(module)] = [(kind, number), module, None]
+        note_tensors(state.modules[id(module)], "at first")
     entry = state.modules[id(module)]
     if name == "state_dict":
         record.saved.add(entry[0])

@@ -102,7 +102,7 @@ def note_numbers(numbers):
     record.totals |= {int(text) for _, text in numbers if text.isdigit()}
     # Shorter ones are often the same by chance.
     numbers = [n for n in numbers if len(n[1].replace(".", "").lstrip("0")) >= 3]
-    if loop and not loop.exhausted and loop.iterator():
+    if loop and not loop.exhausted and loop.iterator() is not None:
         return  # in the middle of an epoch a rank may print its own loss
     if loop and numbers:
         loop.printed = loop.printed or user_line(skip=PRINTERS)
@@ -136,7 +136,8 @@ def find_match(source, numbers):
 
 def shows(text, value):
     decimals = len(text.partition(".")[2])
-    return text in (repr(value), f"{value:.{decimals}f}")
+    exact = bool(decimals) or value == round(value)  # a whole number is a count
+    return exact and text in (repr(value), f"{value:.{decimals}f}")
 
 
 def audit(event, arguments):

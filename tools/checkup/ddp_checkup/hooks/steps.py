@@ -30,8 +30,7 @@ def reset():
     record.sharded = False
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
-    state.random_loop = None
-    state.optimized = set()  # ids of the parameters that optimizers have
+    state.random_loop, state.optimized = None, set()  # optimized: ids of parameters
 
 
 def parameters(optimizer):
