@@ -22,6 +22,7 @@ norm = nn.BatchNorm1d(8)
 model = nn.Sequential(norm, nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 ddp_model = DDP(model)
 torch.manual_seed(rank)
+copy = nn.Linear(8, 2).to("cpu")
 sampler = DistributedSampler(train_set)
 loader = DataLoader(train_set, 8, sampler=sampler)
 val_loader = DataLoader(Subset(val_set, range(rank, 129, world_size)), 8)
@@ -53,7 +54,7 @@ for epoch in range(3):
     if rank == 0:
         print(f"Epoch {epoch}: loss {total:.4f}, accuracy {accuracy:.4f}")
 if rank == 0:
-    torch.save(model.state_dict(), "model.pt")
+    torch.save(model.state_dict() | copy.state_dict(), "model.pt")
 dist.destroy_process_group()
 """
 UNSEEN = {"shards", "clipping"}  # without DTensors and clipping
@@ -85,14 +86,12 @@ collectives
 +    for x, y in [*loader][rank:]:
 
 files warning
--sampler = DistributedSampler
-+log = open("log.txt", "a")
-+sampler = DistributedSampler
+-torch.manual_seed(rank)
++torch.manual_seed(rank); log = open("log.txt", "a")
 
 host-sync advice
--        total +=
-+        loss.item()
-+        total +=
+-        loss.backward()
++        loss.backward(); loss.item()
 
 own-number
 -    dist.all_reduce(sums)
@@ -104,10 +103,6 @@ own-number warning
 -    dist.all_reduce(sums)
 -    return sums[0].item() / sums[1].item()
 +    return (sums.numpy()[0] / sums.numpy()[1]) ** 0.5
--    dist.all_reduce(total)
-+    pass
--loss {total:.4f}, accuracy
-+accuracy
 
 gradients
 -SGD(model.parameters()
@@ -212,6 +207,8 @@ a sampler that goes on for ever
 +loader = DataLoader(train_set, 8, sampler=Forever())
 -    for x, y in loader:
 +    for x, y in __import__("itertools").islice(loader, 7):
+-        loss.backward()
++        loss.backward(); print(0.123)
 
 items are objects, equal but with different pickles
 -8, sampler
@@ -261,8 +258,11 @@ rank 0 starts to validate in the middle of an epoch, and nothing is random
 
 items are drawn again and again
 ?coverage
--8, sampler=sampler
-+8, sampler=WeightedRandomSampler(torch.ones(101), 50)
+-sampler = DistributedSampler
++class Drawn(DistributedSampler):
++    __len__ = lambda self: 1250
++    __iter__ = lambda self: iter(torch.randint(101, [1250]).tolist())
++sampler = Drawn
 """
 
 

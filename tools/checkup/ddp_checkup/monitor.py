@@ -207,7 +207,7 @@ def finished_record(done):
     if not waits:
         sent.weights = [*record.weights, checksums(state.last_parameters)]
         sent.labels = [*record.labels, "end"]
-        for entry in state.modules.values():
+        for entry in () if stopped else state.modules.values():
             note_tensors(entry, "at the end")
     for name in ON_DEVICE:
         values = {} if waits else getattr(sent, name)
