@@ -146,9 +146,8 @@ def set_epoch(ranks):
     fix="Split with a torch.Generator that has the same seed on all ranks.",
 )
 def split(ranks):
-    why = no_indices(ranks) or "the script did not come to its end"
-    if not no_indices(ranks) and all(r.done for r in ranks):
-        why = "the items cannot be compared"
+    cut = "" if all(r.done for r in ranks) else "the script did not come to its end"
+    why = no_indices(ranks) or cut or "the items cannot be compared"
     for line, number, group, items in loops(ranks, True):
         if items is None:
             return found(f"{line}: the ranks' subsets overlap, and are not the same")

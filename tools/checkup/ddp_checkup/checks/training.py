@@ -157,18 +157,20 @@ def buffers(ranks):
     seen, verdict = False, OK
     for name in ranks[0].tensors:
         notes = [r.tensors.get(name, []) for r in ranks]
-        # A copy that differed from the start only counts if all ranks evaluate it.
+        # What differed from the start may be constant, or a copy for one rank alone.
         first = [dict(zip(n[0][2], n[0][3], strict=False)) for n in notes if n]
         apart = {n for n in first[0] if len({f.get(n) for f in first}) > 1}
         notes = [its[1:] for its in notes]
         if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
             notes = [its[-1:] for its in notes]
         for of_all in zip(*notes, strict=False):
-            line, evaluated, names, _ = of_all[0]
+            line, evaluated, names, now, trains = of_all[0]
             alike = all(note[2] == names for note in of_all)
             seen = seen or (bool(names) and alike)
             what = f"tensors of {name[0]}"
-            kept = [evaluated or n not in apart for n in names]
+            pairs = zip(names, now, strict=True)
+            fixed = {n for n, v in pairs if first[0].get(n) == v or not trains}
+            kept = [evaluated or n not in apart & fixed for n in names]
             sums = [[*compress(note[3], kept)] for note in of_all]
             differ = count_differing(sums, [*compress(names, kept)], what)
             used = evaluated or any(name in r.saved for r in ranks)

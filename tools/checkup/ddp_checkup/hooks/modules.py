@@ -10,7 +10,7 @@ from ddp_checkup.record import record, state, user_line
 
 
 def reset():
-    record.tensors = {}  # by module: [(line, evaluated, names, checksums)]
+    record.tensors = {}  # by module: [(line, evaluated, names, checksums, mode)]
     state.modules = {}  # by id: [name, module, steps at its last eval()]
     record.saved = set()  # names of modules whose state was saved
     state.switching = ""
@@ -47,7 +47,7 @@ def note_tensors(entry, line=None):
     named = [(n, t) for n, t in named if id(t) not in left_out | state.optimized]
     named = [(n, t) for n, t in named if not isinstance(t, DTensor)]
     values = checksums([t for _, t in named])
-    new = line or user_line(), evaluated, [n for n, _ in named], values
+    new = line or user_line(), evaluated, [*dict(named)], values, module.training
     record.tensors.setdefault(name, []).append(new)
 
 

@@ -26,8 +26,7 @@ def reset():
     record.labels = []  # per step: (number of its loop over a loader, step in it)
     record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
     record.clips = {}  # by label: (line, norm) of clipped gradients
-    record.random = []  # states of the random number generators: first, later
-    record.sharded = False
+    record.random, record.sharded = [], False  # random: states of the generators
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
     state.random_loop, state.optimized = None, set()  # optimized: ids of parameters
