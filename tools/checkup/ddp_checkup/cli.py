@@ -6,8 +6,7 @@
     torchrun --nproc-per-node 2 PATH/checkup SCRIPT.py [OPTIONS]
 
 Put its own options before the script. The exit status is 1 if there is an error,
-with --strict also for a warning. Else it is that of the script. Ranks that wait for
-each other for --hang-timeout seconds (60) count as hanging.
+with --strict also for a warning. Else it is that of the script.
 """
 
 import argparse
@@ -46,7 +45,9 @@ def parse_options():
     parser.add_argument("--strict", action="store_true", help="warnings fail too")
     parser.add_argument("--ignore", action="append", help="check to ignore", **CHECK)
     parser.add_argument("--json", metavar="FILE", help="file for the report as JSON")
-    parser.add_argument("--hang-timeout", type=float, default=60, metavar="SECONDS")
+    parser.add_argument(
+        "--hang-timeout", type=float, default=60, help="seconds (60)"
+    )
     parser.add_argument("--all", action="store_true", help="list all checks")
     parser.add_argument("--reference", help="script for one GPU with these losses")
     parser.add_argument("--tolerance", type=float, default=0.05, help="of losses")

@@ -8,10 +8,7 @@ import pytest
 
 @pytest.fixture
 def checkup():
-    """Return a function that runs a script and its options under the checkup.
-
-    n: ranks to start. options: of the checkup itself, such as "--strict".
-    """
+    """Return a function that runs a script under the checkup, and its options."""
 
     def run(*words, n=2, options=()):
         command = [sys.executable, "-m", "ddp_checkup", f"-n{n}", *options]

@@ -71,8 +71,7 @@ def print_report(options, rows, ranks, stop):
             asked_for = options.all or row["fix"] or row["name"] == "reference"
             if row["state"] == level and asked_for:
                 why = f" ({row['text']})" if level == "not seen" else ""
-                name = f"  {level:<9} {row['name']:<17}"
-                lines.append(f"{name} {row['promise']}{why}")
+                lines.append(f"  {level:<9} {row['name']:<17} {row['promise']}{why}")
                 if row["fix"]:
                     lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
     if stop and stop[0] == "failed":
@@ -98,8 +97,6 @@ def compare_with_reference(options):
         differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
         apart = max(differences) / theirs[0]
         text = f"at most {apart:.2%} of its first loss apart"
-    if done.returncode:
-        text, apart = f"{script} failed, see above", None
     good = apart is not None and apart <= options.tolerance
     promise = "the losses are those of the reference" + f" ({text})" * good
     fix = f"Compare global batch, learning rate and seed with those of {script}."

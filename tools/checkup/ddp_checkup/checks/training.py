@@ -157,10 +157,9 @@ def buffers(ranks):
     seen, verdict = False, OK
     for name in ranks[0].tensors:
         notes = [r.tensors.get(name, []) for r in ranks]
+        first = [r.first.get(name, {}) for r in ranks]
         # What differed from the start may be constant, or a copy for one rank alone.
-        first = [dict(zip(n[0][2], n[0][3], strict=False)) for n in notes if n]
-        apart = {n for n in first[0] if len({f.get(n) for f in first}) > 1}
-        notes = [its[1:] for its in notes]
+        apart = {n for n in first[0] if any(f.get(n) != first[0][n] for f in first)}
         if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
             notes = [its[-1:] for its in notes]
         for of_all in zip(*notes, strict=False):
@@ -169,7 +168,7 @@ def buffers(ranks):
             seen = seen or (bool(names) and alike)
             what = f"tensors of {name[0]}"
             pairs = zip(names, now, strict=True)
-            fixed = {n for n, v in pairs if first[0].get(n) == v or not trains}
+            fixed = {n for n, v in pairs if not (trains and first[0].get(n) != v)}
             kept = [evaluated or n not in apart & fixed for n in names]
             sums = [[*compress(note[3], kept)] for note in of_all]
             differ = count_differing(sums, [*compress(names, kept)], what)

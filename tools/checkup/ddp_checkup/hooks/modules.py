@@ -10,7 +10,7 @@ from ddp_checkup.record import record, state, user_line
 
 
 def reset():
-    record.tensors = {}  # by module: [(line, evaluated, names, checksums, mode)]
+    record.tensors, record.first = {}, {}  # notes by module; checksums at first
     state.modules = {}  # by id: [name, module, steps at its last eval()]
     record.saved = set()  # names of modules whose state was saved
     state.switching = ""
@@ -25,7 +25,6 @@ def before_call(name, values):
         kind = type(module).__name__
         number = sum(entry[0][0] == kind for entry in state.modules.values())
         state.modules[id(module)] = [(kind, number), module, None]
-        note_tensors(state.modules[id(module)], "at first")
     entry = state.modules[id(module)]
     if name == "state_dict":
         record.saved.add(entry[0])
@@ -48,7 +47,10 @@ def note_tensors(entry, line=None):
     named = [(n, t) for n, t in named if not isinstance(t, DTensor)]
     values = checksums([t for _, t in named])
     new = line or user_line(), evaluated, [*dict(named)], values, module.training
-    record.tensors.setdefault(name, []).append(new)
+    if line == "at first":
+        record.first[name] = dict(zip(new[2], values, strict=True))
+    else:
+        record.tensors.setdefault(name, []).append(new)
 
 
 def install():

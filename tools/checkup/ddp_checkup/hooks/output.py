@@ -25,8 +25,7 @@ MAX_OUTPUTS = 1000  # lines and scalars
 # A line says whose numbers it has; a progress bar is not the loop's result.
 SKIPPED = re.compile(r"(rank|gpu|process|worker)\W*0(?![\d.])|\d%\|", re.IGNORECASE)
 NUMBER = re.compile(r"(?<![\w.])(?:\d+\.\d+|\d{3,}(?![\d.%]))(?![\w.])")
-# Functions that print for their callers.
-PRINTERS = re.compile(r"print|log|write|info", re.IGNORECASE)
+PRINTERS = re.compile("print|log|write|info", re.IGNORECASE)  # for their callers
 
 
 def reset():
@@ -159,6 +158,8 @@ def note_file(path=None, append=False):
     if not ignored and not any(cache in path for cache in CACHES):
         line, only_appended = record.files.get(path, (None, True))
         record.files[path] = line or user_line(), only_appended and append
+        if state.rank and state.epoch:  # its results may be merged from files
+            state.epoch.gathered = state.epoch.reduced = True
 
 
 def wrap_tensorboard(*_):

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as optimizers
 
 from ddp_checkup.hooks.loaders import next_label
+from ddp_checkup.hooks.modules import note_tensors
 from ddp_checkup.hooks.shared import checksums, contents, wrap
 from ddp_checkup.record import record, state, user_line
 
@@ -48,6 +49,8 @@ def before_step(optimizer, args, kwargs):
     if not record.start:
         record.start, record.device = [checksums(found)], device.type
         note_shards(optimizer)
+        for entry in state.modules.values():
+            note_tensors(entry, "at first")
     loop = state.epoch
     label = number, steps = next_label(loop)
     if steps == 0 and len(record.random) < 2:
