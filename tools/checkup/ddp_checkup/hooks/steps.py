@@ -49,7 +49,7 @@ def before_step(optimizer, args, kwargs):
     if not record.start:
         record.start, record.device = [checksums(found)], device.type
         note_shards(optimizer)
-        for entry in state.modules.values():
+        for entry in state.modules.values() if found else ():
             note_tensors(entry, "at first")
     loop = state.epoch
     label = number, steps = next_label(loop)
