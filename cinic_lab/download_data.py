@@ -20,7 +20,7 @@ MD5 = "6ee4d0c996905fe93221de577967a372"
 def unpack(archive, folder):
     """Unpack SPLIT/CLASS/*.png."""
     print(f"Unpacking to {folder}", flush=True)
-    shutil.unpack_archive(archive, folder, "gztar")  # its MD5 is right
+    shutil.unpack_archive(archive, folder, "gztar")  # its MD5 is checked
 
 
 def main():

@@ -41,7 +41,9 @@ def save(file, ended):
             group.group_name: {"desc": group.group_desc, "ranks": str(list(ranks))}
             for group, ranks in _world.pg_group_ranks.items()
         }
-        if ended.wait(5):  # what has failed no longer counts as unfinished
+        if ended.wait(
+            5
+        ):  # a failed collective counts as finished: keep the last file
             return
         # Outside of FOLDER, all of whose files the analyser reads.
         part = FOLDER.with_name(f"{file.name}.part")

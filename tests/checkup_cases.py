@@ -172,7 +172,7 @@ workers draw the items, and nothing is shuffled
 collectives of other kinds and of one rank; a scaler, two passes, a batch sampler
 -    total = (
 +    tempfile.TemporaryFile().close()
-+    with torch.no_grad(): target(x)
++    with torch.no_grad(): target(x); (x[0, 0] * torch.nan).item()
 +    if rank == 0: dist.gather(total, [torch.zeros(2), torch.zeros(2)])
 +    else: dist.gather(total, dst=0)
 +    alone = dist.new_group([0])
@@ -183,7 +183,7 @@ collectives of other kinds and of one rank; a scaler, two passes, a batch sample
 +    dist.barrier()
 +    total = (
 -loss {total:.4f}, accuracy {accuracy:.4f}
-+12.345 s
++12.345 s of 100
 -        loss.backward()
 +        with ddp_model.no_sync(): (ddp_model(x).sum() * 0).backward()
 +        scaler.scale(0 * ddp_model(x).sum() + loss).backward()

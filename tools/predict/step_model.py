@@ -24,7 +24,7 @@ BACKWARD = 2 / 3  # of the compute: two products for each product of the forward
 WAITING = 0.02
 COPYING = 0.02e-9
 WAITING_FOR_NODES = 0.5  # more of it for twice as many nodes
-SPREAD = 0.99, 1.03  # the compute of equal runs on equal machines
+SPREAD = 0.99, 1.03  # of the compute; README.md says from which runs
 
 
 @dataclass

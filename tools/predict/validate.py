@@ -6,7 +6,7 @@
 published.json has the runs of others. The error is that of the speed: predicted /
 measured - 1.
 
-from fewest  predicted from the run on the fewest GPUs, mostly one, and data sheets
+from fewest  predicted from the run on the fewest GPUs, usually one, and data sheets
 from 1, 2    predicted from the runs on one GPU and on two GPUs of a node
 in range     figures between from and to
 """

@@ -46,7 +46,7 @@ def parse_options():
     parser.add_argument("--ignore", action="append", help="check to ignore", **CHECK)
     parser.add_argument("--json", metavar="FILE", help="file for the report as JSON")
     parser.add_argument(
-        "--hang-timeout", type=float, default=60, help="seconds (60)"
+        "--hang-timeout", type=float, default=60, help="seconds a rank may wait (60)"
     )
     parser.add_argument("--all", action="store_true", help="list all checks")
     parser.add_argument("--reference", help="script for one GPU with these losses")

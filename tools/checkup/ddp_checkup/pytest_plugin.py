@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def checkup():
-    """Return a function that runs a script under the checkup, and its options."""
+    """Return a function that runs a script with its options under the checkup."""
 
     def run(*words, n=2, options=()):
         command = [sys.executable, "-m", "ddp_checkup", f"-n{n}", *options]

@@ -93,10 +93,9 @@ def coverage(ranks):
         known = first.shards or len(first.sets) > 1 or (first.sample and alike)
         batch = first.batch * len(ranks)
         twice = any(len(e.items) - len({*e.items}) >= batch for e in group)
-        more = all(len(e.items) > len(items or e.items) for e in group)
         if items is None or not known:
             why = "each rank may have its own data set"
-        elif first.replaces or (twice and (not first.shards or more)):
+        elif first.replaces or twice:
             why = "samples are drawn with replacement"
         else:
             why = ""

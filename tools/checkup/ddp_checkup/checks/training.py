@@ -157,9 +157,8 @@ def buffers(ranks):
     seen, verdict = False, OK
     for name in ranks[0].tensors:
         notes = [r.tensors.get(name, []) for r in ranks]
-        first = [r.first.get(name, {}) for r in ranks]
-        # What differed from the start may be constant, or a copy for one rank alone.
-        apart = {n for n in first[0] if any(f.get(n) != first[0][n] for f in first)}
+        old, *others = [r.first.get(name, {}) for r in ranks]
+        apart = {n for n in old if any(its.get(n) != old[n] for its in others)}
         if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
             notes = [its[-1:] for its in notes]
         for of_all in zip(*notes, strict=False):
@@ -167,9 +166,10 @@ def buffers(ranks):
             alike = all(note[2] == names for note in of_all)
             seen = seen or (bool(names) and alike)
             what = f"tensors of {name[0]}"
-            pairs = zip(names, now, strict=True)
-            fixed = {n for n, v in pairs if not (trains and first[0].get(n) != v)}
-            kept = [evaluated or n not in apart & fixed for n in names]
+            same = {n for n, v in zip(names, now, strict=True) if old.get(n) == v}
+            # What differed at first may be constant, or a copy for one rank alone.
+            left_out = set() if evaluated else apart & (same if trains else {*names})
+            kept = [n not in left_out for n in names]
             sums = [[*compress(note[3], kept)] for note in of_all]
             differ = count_differing(sums, [*compress(names, kept)], what)
             used = evaluated or any(name in r.saved for r in ranks)

@@ -10,7 +10,7 @@ from ddp_checkup.record import record, state, user_line
 
 
 def reset():
-    record.tensors, record.first = {}, {}  # notes by module; checksums at first
+    record.tensors, record.first = {}, {}  # by module: notes; checksums at step 1
     state.modules = {}  # by id: [name, module, steps at its last eval()]
     record.saved = set()  # names of modules whose state was saved
     state.switching = ""
@@ -36,6 +36,7 @@ def before_call(name, values):
 
 
 def note_tensors(entry, line=None):
+    """Note (line, evaluated, names, checksums, training) of a module."""
     name, module, steps = entry
     loops = [loop for loop in record.epochs if loop.batches and not loop.steps]
     evaluated = any(loop.first == loop.last == steps for loop in loops)

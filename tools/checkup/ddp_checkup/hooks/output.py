@@ -135,7 +135,7 @@ def find_match(source, numbers):
 
 def shows(text, value):
     decimals = len(text.partition(".")[2])
-    exact = bool(decimals) or value == round(value)  # a whole number is a count
+    exact = decimals > 0 or value % 1 == 0  # whole numbers are counts; NaN is none
     return exact and text in (repr(value), f"{value:.{decimals}f}")
 
 
