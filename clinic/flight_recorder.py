@@ -41,9 +41,7 @@ def save(file, ended):
             group.group_name: {"desc": group.group_desc, "ranks": str(list(ranks))}
             for group, ranks in _world.pg_group_ranks.items()
         }
-        if ended.wait(
-            5
-        ):  # a failed collective counts as finished: keep the last file
+        if ended.wait(5):  # now a failed collective counts as finished
             return
         # Outside of FOLDER, all of whose files the analyser reads.
         part = FOLDER.with_name(f"{file.name}.part")
