@@ -18,6 +18,9 @@ sbatch() {
     fi
     GPUS=$gpus NODES=$nodes bash "$@"
 }
-SMALL=$(has_driver || cat small.txt 2> /dev/null) # options for short runs on CPU cores
+SMALL= # options for short runs on CPU cores: empty with a GPU, and outside of the lessons
+if [[ -f small.txt ]] && ! has_driver; then
+    SMALL=$(< small.txt)
+fi
 echo "No Slurm here: sbatch runs scripts in this shell, and reads only --nodes," \
     "--gpus-per-node and --gres. SMALL=\"$SMALL\"" >&2
