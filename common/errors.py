@@ -1,5 +1,6 @@
 """A user's mistake ends a script with one line and exit status 2."""
 
+import errno
 import os
 import sys
 import time
@@ -9,11 +10,28 @@ class UserError(Exception):
     """A user's mistake, in one line: what is wrong, and what to do."""
 
 
+def is_file_error(error):
+    """Return whether an OSError is about a file that cannot be used, or a full disk.
+
+    Sockets' and processes' errors name no file. A missing file is often a bug.
+    """
+    if isinstance(error, FileNotFoundError):
+        return False
+    return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def run(main):
-    """Call main(). If it raises a UserError, print it and exit with status 2."""
+    """Call main(). A UserError, or a file that cannot be used, ends it in one line.
+
+    The exit status is then 2. All other errors are raised.
+    """
     try:
         main()
-    except UserError as error:
+    except (UserError, OSError) as error:
+        if isinstance(error, OSError):
+            if not is_file_error(error):
+                raise
+            error = f"{error}: use another file, folder or disk"
         if os.environ.get("RANK", "0") != "0":
             time.sleep(15)  # rank 0 says the same, and torchrun ends this one
         print(f"Error: {error}", file=sys.stderr, flush=True)

@@ -5,8 +5,10 @@ Each is tried on one script for each way in which it may be launched.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -112,6 +114,45 @@ def test_more_processes_than_gpus(exercise, sample):
     command = ["bash", "run-2gpus.sh", f"{NAME}_multigpu.py", *QUICK]
     done = run(command, exercise, sample, CUDA_VISIBLE_DEVICES="0", **env)
     fails(done, "2 processes, but 1 GPU on this node: use --nproc-per-node=1")
+
+
+def test_a_folder_or_file_that_cannot_be_written(intro):
+    """Something else is there, or the disk is full: root cannot write either."""
+    logs, command = intro / "logs", [sys.executable, "single.py", *SMALL]
+    for place, target, reason in (
+        (logs, "/dev/null", "File exists: 'logs'"),
+        (logs / "results.jsonl", intro, "Is a directory: 'logs/results.jsonl'"),
+        (logs / "results.jsonl", "/dev/full", "No space left on device"),
+    ):
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(target)
+        done = run([*command, "--epochs=1"], intro)
+        line = rf"Error: \[Errno \d+\] {reason}: use another file, folder or disk\n"
+        assert done.returncode == 2, done.stderr
+        assert re.fullmatch(line, done.stderr), done.stderr
+        place.unlink()
+    shutil.rmtree(logs)
+    logs.symlink_to("/dev/null")
+    done = run(["bash", "jobscript_ddp.sh", "ddp.py", *SMALL], intro)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("Error: [Errno 17] File exists: 'logs'") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "open('missing')",  # often a bug: where is it?
+        "socket.create_connection(('localhost', 1))",
+        "ctypes.CDLL('libmissing.so')",
+        "os.kill(1 << 22, 0)",
+        "{}['missing']",
+    ],
+)
+def test_a_bug_has_its_traceback(error, intro):
+    script = "import ctypes, os, socket\nfrom common.errors import run\n"
+    (intro / "bug.py").write_text(f"{script}def main():\n    {error}\nrun(main)\n")
+    done = run([sys.executable, "bug.py"], intro)
+    assert done.returncode == 1 and 'bug.py", line 4' in done.stderr, done.stderr
 
 
 def test_an_infinite_loss(intro):
