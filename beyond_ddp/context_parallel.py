@@ -28,9 +28,8 @@ def train(model, batches, optimizer, device, part):  # CP: its part of sequences
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for tokens, targets in batches:
-        tokens, targets = tokens[:, part], targets[:, part]  # CP: of each sequence
-        tokens = tokens.to(device, non_blocking=True)
-        targets = targets.to(device, non_blocking=True).flatten()
+        tokens = tokens.to(device, non_blocking=True)[:, part]  # CP: of each sequence
+        targets = targets.to(device, non_blocking=True)[:, part].flatten()
         logits = model(tokens).flatten(0, 1)
         loss = cross_entropy(logits, targets)
         sums += batch_sums(loss, logits.argmax(dim=1) == targets)

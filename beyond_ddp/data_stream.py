@@ -62,7 +62,8 @@ class ShardStream(IterableDataset):
         for tokens, starts in islice(self.plan(reader, workers), skipped, last):
             index = starts[:, None] + np.arange(self.length + 1)
             sequences = torch.from_numpy(tokens[index]).long()
-            yield sequences[:, :-1], sequences[:, 1:]
+            # Views of one tensor would not be copied to the GPU from pinned memory.
+            yield sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 
     def plan(self, reader, workers):
         """Yield (a file's tokens, where each sequence of a batch starts)."""

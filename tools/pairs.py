@@ -46,7 +46,7 @@ PAIRS = [
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/hsdp.py", "HSDP", 7),
     (f"{INTRO}/single.py", f"{BEYOND}/tensor_parallel.py", "TP", 25),
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/fsdp_tp.py", "TP", 21),
-    (f"{INTRO}/single.py", f"{BEYOND}/context_parallel.py", "CP", 26),
+    (f"{INTRO}/single.py", f"{BEYOND}/context_parallel.py", "CP", 27),
     (f"{INTRO}/single.py", f"{BEYOND}/pipeline.py", "PP", 30),
     (f"{INTRO}/ddp.py", f"{BEYOND}/experts.py", "EP", 16),
     (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py", "MIRRORED", 7),
