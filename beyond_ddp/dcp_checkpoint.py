@@ -1,13 +1,15 @@
 """What torch.distributed.checkpoint (DCP) saves, and the check before it loads."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 
-from common.errors import UserError
+from common.errors import UserError, loading
 
 
 class AppState(Stateful):
@@ -48,3 +50,14 @@ def check_complete(folder):
         raise UserError(f"no complete checkpoint in {folder}; {fix}")
     if metadata.stat().st_uid != os.getuid():
         raise UserError(f"{metadata} of another user may run code; use your own")
+
+
+@contextmanager
+def resuming(folder):
+    """Check a folder; turn errors of dcp.load() in this block into a UserError."""
+    check_complete(folder)
+    with loading(folder, "a checkpoint of this script"):
+        try:
+            yield
+        except CheckpointException as error:  # it has those of all ranks
+            raise next(iter(error.failures.values()))[0] from None

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
+from common.errors import UserError, loading
 
 
 def split_batch(args, world_size):
@@ -31,7 +31,8 @@ def save_checkpoint(args, epoch, model, optimizer):
     state = {"epoch": epoch, "options": format_options(args)}
     state["model"], state["optimizer"] = model.state_dict(), optimizer.state_dict()
     part = Path(f"{args.checkpoint}.part")
-    torch.save(state, part)
+    with part.open("wb") as stream:  # a path would hide a full disk
+        torch.save(state, stream)
     part.replace(args.checkpoint)
 
 
@@ -43,11 +44,12 @@ def load_checkpoint(args, model, optimizer):
     """
     file, epoch, options = Path(args.checkpoint), 0, format_options(args)
     if file.exists():
-        saved = torch.load(file, "cpu", weights_only=True)
-        epoch, options = saved["epoch"], saved["options"]
-        if options == format_options(args):
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
+        with loading(file, "a checkpoint of this script"):
+            saved = torch.load(file, "cpu", weights_only=True)
+            epoch, options = saved["epoch"], saved["options"]
+            if options == format_options(args):
+                model.load_state_dict(saved["model"])
+                optimizer.load_state_dict(saved["optimizer"])
     epochs = [None] * dist.get_world_size()
     dist.all_gather_object(epochs, epoch)
     if len({*epochs}) > 1:

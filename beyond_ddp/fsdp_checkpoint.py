@@ -22,7 +22,7 @@ from common.errors import run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
-from dcp_checkpoint import AppState, check_complete  # DCP: what it saves
+from dcp_checkpoint import AppState, resuming  # DCP: what it saves, one-line errors
 from model import Transformer
 
 
@@ -86,8 +86,8 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     state = AppState(model, optimizer, log)  # DCP: and the epochs completed
     if args.resume is not None:
-        check_complete(args.resume)  # DCP: and your own
-        dcp.load({"run": state}, checkpoint_id=args.resume)  # DCP: on any ranks
+        with resuming(args.resume):  # DCP: it is complete, and your own
+            dcp.load({"run": state}, checkpoint_id=args.resume)  # DCP: on any ranks
     start = time.perf_counter()
     for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: those left
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import UserError
+from common.errors import UserError, loading
 from ranks import gather_from_ranks, get_random_states, get_rank, set_random_states
 
 LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
@@ -40,21 +40,25 @@ class TrainingState:
             self.folder.mkdir(parents=True, exist_ok=True)
             part, link = self.folder / "checkpoint.part", self.folder / "link"
             for name in names:
-                torch.save(content, part)
+                with part.open("wb") as stream:  # a path would hide a full disk
+                    torch.save(content, stream)
                 part.replace(self.folder / name)  # so a killed run leaves no half
                 link.symlink_to(self.folder / name)
                 link.replace(name)  # in the working directory
 
     def resume(self, file):
         """Load a checkpoint, saved by any number of ranks."""
-        content = torch.load(file, map_location="cpu", weights_only=True)
-        for name in OPTIONS:
-            if content["options"][name] != self.options[name]:
-                raise UserError(f"{file}: use --{name} {content['options'][name]}")
-        if content["epoch"] == self.options["epochs"]:
-            raise UserError(f"{file} has done all its epochs: leave out --resume")
-        for name in PARTS:
-            if content[name]:  # a disabled scaler's is empty
-                getattr(self, name).load_state_dict(content[name])
-        set_random_states(content["random"], self.device)
-        self.epoch, self.best_accuracy = content["epoch"], content["best_accuracy"]
+        with loading(file, "a checkpoint of this script"):
+            content = torch.load(file, map_location="cpu", weights_only=True)
+            options, epoch = content["options"], content["epoch"]
+            for name in OPTIONS:
+                if options[name] != self.options[name]:
+                    raise UserError(f"{file}: use --{name} {options[name]}")
+            if epoch == self.options["epochs"]:
+                problem = f"{file} has done all its epochs"
+                raise UserError(f"{problem}: leave out --resume")
+            for name in PARTS:
+                if content[name]:  # a disabled scaler's is empty
+                    getattr(self, name).load_state_dict(content[name])
+            set_random_states(content["random"], self.device)
+            self.epoch, self.best_accuracy = epoch, content["best_accuracy"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from common.errors import UserError
+from common.errors import UserError, loading
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -54,7 +54,7 @@ def load_prepared(name, *splits):
     """Return an InMemoryDataset for each split of a data set: DATADIR/name/SPLIT.pt.
 
     Images are uint8 (N, C, H, W), labels int64 (N,). The processes of a node share
-    one copy. Raises UserError if a file is missing.
+    one copy. Raises UserError if a file is missing, damaged or of another format.
     """
     sets = []
     for split in splits:
@@ -65,8 +65,13 @@ def load_prepared(name, *splits):
                 "synthetic data `python sample_data.py` and the command it prints"
             )
         file.read_bytes()  # into the page cache: random reads of a network are slow
-        saved = torch.load(file, mmap=True, weights_only=True)
-        sets.append(InMemoryDataset(saved["images"], saved["labels"]))
+        with loading(file, "prepared data"):
+            saved = torch.load(file, mmap=True, weights_only=True)
+            images, labels = saved["images"], saved["labels"]
+            found = images.dtype, images.ndim, labels.dtype, labels.shape, len(saved)
+            if found != (torch.uint8, 4, torch.int64, images.shape[:1], 2):
+                raise ValueError("not images, uint8, and their labels, int64")
+        sets.append(InMemoryDataset(images, labels))
     return sets
 
 

@@ -3,11 +3,29 @@
 import errno
 import os
 import sys
+import textwrap
 import time
+from contextlib import contextmanager
 
 
 class UserError(Exception):
     """A user's mistake, in one line: what is wrong, and what to do."""
+
+
+@contextmanager
+def loading(file, kind):
+    """Turn each error of this block into a UserError: the file is not of this kind.
+
+    Damaged files raise errors of many types.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
+        fix = "use another file, or make it again"
+        raise UserError(f"{file} is not {kind} ({reason}): {fix}") from None
 
 
 def is_file_error(error):

@@ -21,8 +21,9 @@ def save_split(folder, split, images, labels):
     """
     folder.mkdir(parents=True, exist_ok=True)
     file, part = folder / f"{split}.pt", folder / f"{split}.pt.part"
-    part.unlink(missing_ok=True)  # torch.save() would follow a link
-    torch.save({"images": images, "labels": labels}, part)
+    part.unlink(missing_ok=True)  # or a link would be followed
+    with part.open("wb") as stream:  # a path would hide a full disk
+        torch.save({"images": images, "labels": labels}, stream)
     part.replace(file)  # so a killed run leaves no half of it
     print(f"{file}: {len(labels):,} images, {file.stat().st_size / 1e6:.1f} MB")
 

@@ -5,6 +5,7 @@ test_ddp.py tests that each script trains as one process does.
 
 import importlib
 import math
+import os
 import re
 import shutil
 from functools import partial
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import conftest
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from conftest import REPOSITORY, call, raises_user_error
 from fork_ranks import Run
 from record_rank import record
@@ -113,6 +115,15 @@ def test_checkpoints_that_are_refused(tmp_path, monkeypatch):
     with raises_user_error("logs/c/epoch3; use --resume logs/b/epoch1$"):
         module.check_complete("logs/c/epoch3")
     module.check_complete("logs/a/epoch2")
+    dcp.save({"a": torch.ones(2)}, checkpoint_id="logs/d")
+    for other, words in (
+        (torch.ones(3), "ValueError: Size"),
+        (torch.ones(2), "EOF"),
+    ):
+        line = f"logs/d is not a checkpoint of this script .{words}"
+        with raises_user_error(line), module.resuming("logs/d"):
+            dcp.load({"a": other}, checkpoint_id="logs/d")
+        os.truncate("logs/d/__0_0.distcp", 0)
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with raises_user_error("epoch2/.metadata of another user may run code"):
         module.check_complete("logs/a/epoch2")

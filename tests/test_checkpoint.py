@@ -109,7 +109,7 @@ def test_the_best_model_is_kept_after_a_kill_at_any_moment(tmp_path, monkeypatch
         left[0] -= 1
         if left[0] == -1:
             if call is save:
-                args[1].write_text("half")
+                args[1].write(b"half")
             raise KeyboardInterrupt  # like a kill: nothing is cleaned up
         call(*args)
 
@@ -142,6 +142,41 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, monkeypatch):
     SmallRun().save(9, 1.0)
     with raises_user_error("done all its epochs: leave out --resume"):
         SmallRun().state.resume(FILE)
+
+
+def test_a_file_that_is_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    SmallRun().save(1, 1.0)
+    whole, body = load(Path()), Path(FILE).read_bytes()
+    weights = {f"module.{name}": value for name, value in whole["model"].items()}
+    for other in (
+        body[:-300],
+        body[: len(body) // 2],
+        b"",
+        b"<html>sorry</html>",
+        whole["model"],
+        whole | {"model": weights},
+        {name: whole[name] for name in whole if name != "options"},
+        [1, 2],
+    ):
+        if isinstance(other, bytes):
+            Path("other").write_bytes(other)
+        else:
+            torch.save(other, "other")
+        with raises_user_error("^other is not a checkpoint of this script .*: use"):
+            SmallRun().state.resume("other")
+    with raises_user_error("^none is not a checkpoint.*No such file.*: use another"):
+        SmallRun().state.resume("none")
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    """An OSError, of which run() makes one line."""
+    monkeypatch.chdir(tmp_path)
+    SmallRun().save(1, 1.0)
+    Path("logs/run/checkpoint.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        SmallRun().save(2, 2.0)
+    assert load(Path())["epoch"] == load(Path(), state.BEST)["epoch"] == 1
 
 
 def test_the_scaler_is_restored_if_enabled(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 from collections import Counter
 from functools import partial
@@ -177,6 +178,44 @@ def test_each_split_is_one_file_that_processes_share(source, target):
         load_prepared("set", *SPLITS)
 
 
+def test_other_files_than_prepared_data_are_refused(target):
+    images, labels = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4)
+    file, whole = target / "train.pt", {"images": images, "labels": labels}
+    prepare.save_split(target, "train", images, labels)
+    load_prepared("set", "train")
+    for other in (
+        file.read_bytes()[:-500],
+        b"<html>sorry</html>",
+        b"",
+        images,
+        {"images": images},
+        whole | {"images": images.float()},
+        whole | {"images": images[0]},
+        whole | {"labels": labels[1:]},
+        whole | {"labels": labels.int()},
+        whole | {"labels": labels[:, None]},
+        whole | {"weights": labels},
+    ):
+        if isinstance(other, bytes):
+            file.write_bytes(other)
+        else:
+            torch.save(other, file)
+        with raises_user_error(f"^{file} is not prepared data .*: use another file"):
+            load_prepared("set", "train")
+
+
+def test_a_full_disk_is_an_oserror_and_no_split_is_saved(target):
+    """Here the limit on a file's size ends the writing, and run() makes one line."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            prepare.save_split(target, "train", torch.zeros(999), torch.zeros(999))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert not (target / "train.pt").exists()
+
+
 def test_a_damaged_image_is_an_error_and_nothing_is_saved(source, target):
     damaged = source / "train/a/007.png"
     damaged.write_bytes(damaged.read_bytes()[:40])
@@ -192,7 +231,8 @@ def kill_at_second_save(function):
     def counted(content, file):
         calls.append(file)
         if len(calls) == 2:
-            Path(file).write_bytes(b"half")
+            file.write(b"half")
+            file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
         save(content, file)
 

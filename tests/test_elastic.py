@@ -88,6 +88,18 @@ def test_user_errors(ranks, options, patch, words, saved):
     assert re.search(words, line), line
 
 
+def test_a_file_that_is_no_checkpoint(saved):
+    """A bare state_dict, and a checkpoint without weights."""
+    file = saved / "logs/other.pt"
+    whole = torch.load(saved / "logs/elastic.pt")
+    for content in (whole["model"], whole | {"model": {}}):
+        torch.save(content, file)
+        ended = start(saved, f"--checkpoint={file}", ranks=1, patch=None)
+        assert ended.join() == [2]
+        line = f"Error: {file} is not a checkpoint of this script"
+        assert ended.output().count(line) == 1, ended.output()
+
+
 class Node:
     """torchrun with one process, in this folder; output: the file of its output."""
 

@@ -43,6 +43,9 @@ def test_vgg16_is_torchvisions(tmp_path, monkeypatch):
     torch.save(state | {"classifier.0.bias": torch.zeros(4096)}, file)
     loaded = load_features("vgg16").state_dict()
     assert all(torch.equal(state[f"features.{k}"], v) for k, v in loaded.items())
+    torch.save({"features.0.weight": torch.zeros(1)}, file)
+    with raises_user_error(f"^{file} is not the weights of vgg16 .*: use another"):
+        load_features("vgg16")
 
 
 def test_tinyvgg_has_its_weights():

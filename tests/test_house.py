@@ -51,8 +51,8 @@ def test_nobody_imports_from_above_and_there_is_no_circle():
 
 def test_the_house_stays_small():
     common, shell = REPOSITORY / "common", ("env", "launch_nodes", "sbatch")
-    assert count_lines(common.glob("*.py")) <= 500
-    assert count_lines(common / f"{name}.py" for name in TRAINING) <= 330
+    assert count_lines(common.glob("*.py")) <= 600
+    assert count_lines(common / f"{name}.py" for name in TRAINING) <= 400
     assert count_lines(common / f"{name}.sh" for name in shell) <= 120
     assert count_lines([REPOSITORY / "README.md"]) <= 120
     assert not [file for file in PYTHON if count_lines([file]) > 350]
