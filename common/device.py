@@ -1,9 +1,11 @@
 """The ranks and the device of this process, and the device's 16-bit format."""
 
 import os
+import shlex
 import sys
 
 import torch
+import torch.distributed as dist
 
 from common.errors import UserError
 
@@ -15,34 +17,68 @@ def get_ranks():
 
     rank: in the job; local_rank: on this node. Raises UserError without torchrun.
     """
-    if "RANK" not in os.environ:
-        launch = f"torchrun --standalone --nproc-per-node=2 {sys.argv[0]}"
-        raise UserError(f"this needs one process per GPU: run `{launch}`")
-    names = "RANK", "LOCAL_RANK", "WORLD_SIZE"
-    return tuple(int(os.environ[name]) for name in names)
+    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+    if not all(name in os.environ for name in names):
+        launch = f"torchrun --standalone --nproc-per-node=2 {shlex.join(sys.argv)}"
+        raise UserError(
+            f"this needs one process per GPU: run `{launch}`, or the run script "
+            "that its first lines name"
+        )
+    return tuple(int(os.environ[name]) for name in names[:3])
 
 
 def get_device(local_rank=None):
     """Return this node's GPU number local_rank, or the CPU if the node has no GPU.
 
-    Scripts for one process pass no local_rank. Raises UserError if such a script was
-    started as several, or if there are too few GPUs here.
+    Scripts for one process pass no local_rank. Raises UserError if torchrun started
+    such a script as several, or if there are more processes than GPUs here and they
+    may not share them.
     """
-    if local_rank is None and os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError(f"one process is enough: run `python {sys.argv[0]}`")
+    if local_rank is None and dist.is_torchelastic_launched():
+        world_size = os.environ["WORLD_SIZE"]
+        if world_size != "1":
+            raise UserError(
+                f"{world_size} processes of a script for one: run "
+                f"`python {shlex.join(sys.argv)}`. A script for several calls "
+                "get_device(local_rank)"
+            )
     gpus = torch.accelerator.device_count()
     if gpus == 0:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        if os.environ.get("SLURM_GPUS_ON_NODE", "0") != "0" and not hidden:
-            raise UserError("PyTorch sees no GPU of this job: run ../tools/check.py")
         return torch.device("cpu")
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if processes > gpus:
-        problem = f"{processes} processes, but {gpus} GPU on this node"
-        raise UserError(f"{problem}: use --nproc-per-node={gpus}, or more GPUs")
-    index = local_rank or 0
+        check_sharing(processes, gpus)
+    index = (local_rank or 0) % gpus
     torch.accelerator.set_device_index(index)
     return torch.device(torch.accelerator.current_accelerator().type, index)
+
+
+def check_sharing(processes, gpus):
+    """Raise UserError unless NCCL lets this node's processes share its GPUs.
+
+    From 2.30 on it does, with this variable:
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+        raise UserError(
+            f"{processes} processes, but {gpus} GPU on this node: use "
+            f"--nproc-per-node={gpus}, or let them share it: "
+            "`export NCCL_MULTI_RANK_GPU_ENABLE=1` (docs/ONE_GPU.md); in a job ask "
+            f"for --gpus-per-node={processes}, not --gpus-per-task"
+        )
+    if torch.cuda.is_available() and torch.cuda.nccl.version() < (2, 30):
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        raise UserError(
+            "processes can share a GPU from NCCL 2.30 on, which PyTorch 2.14 and "
+            f"later bring; here is NCCL {version}: use --nproc-per-node={gpus}"
+        )
+
+
+def count_shared_gpus():
+    """Return the number of GPUs that this node's processes share, else None."""
+    gpus = torch.accelerator.device_count()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return gpus if 0 < gpus < processes else None
 
 
 def pick_dtype(device, wanted=None):

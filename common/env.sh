@@ -48,24 +48,35 @@ fi
 
 # set_gpus N [NODES]: set GPUS, the number of processes per node, to Slurm's number, else to
 # the one in `GPUS=4 bash ...`, else to N. Without Slurm and with too few GPUs, use CPU cores.
+# With NCCL_MULTI_RANK_GPU_ENABLE=1 processes share GPUs instead (docs/ONE_GPU.md).
 set_gpus() {
-    GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
+    local sharing=${NCCL_MULTI_RANK_GPU_ENABLE:-0}
+    if [[ $sharing == 1 ]]; then
+        GPUS=${GPUS:-$1} # Slurm's number is of GPUs, not of the processes that share them
+    else
+        GPUS=${SLURM_GPUS_ON_NODE:-${GPUS:-$1}}
+    fi
+    if [[ ! $GPUS:${2:-1} =~ ^[1-9][0-9]*:[1-9][0-9]*$ ]]; then
+        echo "Error: GPUS=$GPUS NODES=${2:-1}: these are numbers from 1 on" >&2
+        return 2
+    fi
     if [[ ! ${SLURM_JOB_ID:-} ]] && has_driver; then
         local here wanted=$((GPUS * ${2:-1}))
         here=$("${PYTHON[@]}" -c "import torch; print(torch.accelerator.device_count())")
-        if ((here < wanted)); then
+        if ((here < wanted)) && [[ $here == 0 || $sharing != 1 ]]; then
             echo "GPUs here: $here, wanted: $wanted. This runs on CPU cores: add the small" \
                 "options of the README" >&2
-            ((here == 0)) || echo "To use GPUs, put GPUS=$here NODES=1 in front" >&2
+            ((here == 0)) || echo "To use GPUs, put NCCL_MULTI_RANK_GPU_ENABLE=1 in front:" \
+                "processes then share them (docs/ONE_GPU.md); or GPUS=$here NODES=1" >&2
             export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all
         fi
     fi
 }
 
 # pick_gpus FIELDS: without Slurm, keep only these entries of CUDA_VISIBLE_DEVICES (by default
-# 0,1,2,...), for example 2 or 1-2.
+# 0,1,2,...), for example 2 or 1-2. Processes that share GPUs keep all.
 pick_gpus() {
-    [[ ! ${SLURM_JOB_ID:-} ]] || return 0
+    [[ ! ${SLURM_JOB_ID:-} && ${NCCL_MULTI_RANK_GPU_ENABLE:-0} != 1 ]] || return 0
     local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-$(seq -s, 0 63)}}
     export CUDA_VISIBLE_DEVICES=$(cut --delimiter=, --fields="$1" <<< "$all")
     export HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES # AMD's goes by this one, if it is set

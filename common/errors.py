@@ -1,11 +1,13 @@
 """A user's mistake ends a script with one line and exit status 2."""
 
 import errno
-import os
+import signal
 import sys
 import textwrap
 import time
 from contextlib import contextmanager
+
+import torch.distributed as dist
 
 
 class UserError(Exception):
@@ -41,8 +43,12 @@ def is_file_error(error):
 def run(main):
     """Call main(). A UserError, or a file that cannot be used, ends it in one line.
 
-    The exit status is then 2. All other errors are raised.
+    The exit status is then 2. All other errors are raised. Ctrl-C ends the script
+    without a traceback, and all of torchrun's ranks at once: one that waits for
+    another in C++ would not see a KeyboardInterrupt.
     """
+    if dist.is_torchelastic_launched():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         main()
     except (UserError, OSError) as error:
@@ -50,9 +56,10 @@ def run(main):
             if not is_file_error(error):
                 raise
             error = f"{error}: use another file, folder or disk"
-        if os.environ.get("RANK", "0") != "0":
-            time.sleep(15)  # rank 0 says the same, and torchrun ends this one
         print(f"Error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("Stopped", file=sys.stderr, flush=True)
+        sys.exit(128 + signal.SIGINT)
     finally:  # Gloo's threads free their tensors, or they abort Python's exit:
         time.sleep(0.1)  # https://github.com/pytorch/pytorch/pull/179291

@@ -6,9 +6,16 @@ port=$((10000 + RANDOM % 20000))
 # Nodes wait ten minutes for each other. The first one may be late as well: read_timeout.
 launch=("${PYTHON[@]}" -m common.torchrun --nnodes="$NODES" --nproc-per-node="$GPUS"
     --rdzv-backend=c10d --rdzv-id="${SLURM_JOB_ID:-0}-$port" --rdzv-conf=read_timeout=600)
-if [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
+if [[ ${SLURM_JOB_ID:-} && ! ${SLURM_JOB_NODELIST:-} ]]; then
+    echo "Error: SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not: outside of a job, run" \
+        "\`unset SLURM_JOB_ID\`" >&2
+    return 2
+elif [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
     host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     echo "Nodes: $SLURM_JOB_NODELIST, which meet at $host:$port"
+    # sbatch within a job, for example in JupyterHub's terminal, keeps the outer job's; srun
+    # refuses two of them, and a step gets the job's memory anyway.
+    unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
     cpus=${SLURM_CPUS_PER_TASK:-$((GPUS * ${SLURM_CPUS_PER_GPU:-1}))} # not srun's default, 1
     exec srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 \
         --cpus-per-task="$cpus" --kill-on-bad-exit=1 \

@@ -1,14 +1,30 @@
 # Sourced by env.sh in an interactive shell without Slurm, so that the READMEs' commands work.
 # sbatch [OPTIONS] SCRIPT.sh [ARGUMENTS]: run a script at once, without a queue.
 sbatch() {
-    local options= gpus=${GPUS:-} nodes=${NODES:-}
+    local typed=$* options= gpus=${GPUS:-} nodes=${NODES:-} small=
     while (($#)) && [[ $1 != *.sh ]]; do
         options+=" $1"
         shift
     done
-    if [[ ! -f ${1:-} ]]; then
-        echo "Error: no run script '${1:-}' in $PWD: run \`sbatch run.sh SCRIPT.py\`" >&2
+    if (($# == 0)); then
+        echo "Error: no run script (*.sh) in \`sbatch $typed\`: type for example" \
+            "\`sbatch run.sh SCRIPT.py\`" >&2
         return 2
+    elif [[ ! -f $1 ]]; then
+        echo "Error: no run script '$1' in $PWD" >&2
+        return 2
+    fi
+    if [[ -f small.txt ]] && ! has_driver; then
+        small=$(< small.txt)
+        if [[ ${SMALL-} != "$small" ]]; then
+            echo "Error: SMALL is from another folder: run \`source common/env.sh\` here," \
+                "and your command again" >&2
+            return 2
+        elif [[ " $* " != *" $small "* ]] &&
+            { [[ ${2:-} != *.py ]] || grep -qs '\$SMALL' "$2"; }; then
+            echo "Without \$SMALL this trains the full-size model on CPU cores, which takes" \
+                "long: Ctrl-C stops it" >&2
+        fi
     fi
     if [[ $options =~ ' --'(gpus-per-node|gres)[=\ ]([a-z0-9]+:)*([0-9]+) ]]; then
         gpus=${BASH_REMATCH[3]}
@@ -18,9 +34,12 @@ sbatch() {
     fi
     GPUS=$gpus NODES=$nodes bash "$@"
 }
-SMALL= # options for short runs on CPU cores: empty with a GPU, and outside of the lessons
-if [[ -f small.txt ]] && ! has_driver; then
+SMALL= # options for short runs on CPU cores: empty with a GPU
+where=
+if [[ ! -f small.txt ]]; then
+    where=" (run this in a lesson's folder to set it)"
+elif ! has_driver; then
     SMALL=$(< small.txt)
 fi
 echo "No Slurm here: sbatch runs scripts in this shell, and reads only --nodes," \
-    "--gpus-per-node and --gres. SMALL=\"$SMALL\"" >&2
+    "--gpus-per-node and --gres. SMALL=\"$SMALL\"$where" >&2

@@ -7,15 +7,41 @@ The status is that of the rank that failed. Plain `torchrun` works as well.
 
 import logging
 import os
+import signal
+import socket
 import sys
 
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
+
+def meet_at_loopback():
+    """Return the option for ranks on one machine to meet at 127.0.0.1.
+
+    By default they meet at the machine's name, which not every machine can resolve.
+    Ends with status 2 if there is no 127.0.0.1: torchrun would try for minutes.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=10).close()
+    except OSError as error:
+        print(
+            f"Error: the processes cannot reach each other at 127.0.0.1 ({error}): "
+            "as root, run `ip link set lo up`, or use a container that has it",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    return "--local-addr=127.0.0.1"
+
+
 if __name__ == "__main__":
     logging.disable(logging.ERROR)
+    arguments = sys.argv[1:]
+    if "--standalone" in arguments:
+        arguments.insert(0, meet_at_loopback())
     try:
-        main()
+        main(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         status = failure.exitcode
@@ -23,6 +49,10 @@ if __name__ == "__main__":
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             status = 128 - status  # as a shell does
         os._exit(status)  # at once: srun's signal to all nodes would change it
-    except Exception as error:  # a signal, or a node that cannot be reached
+    except SignalException as error:  # Ctrl-C, or the terminal was closed
+        name = signal.Signals(error.sigval).name
+        print(f"Stopped: {error} ({name})", file=sys.stderr)
+        os._exit(128 + error.sigval)
+    except Exception as error:  # a node that cannot be reached
         print(f"torchrun: {error.__cause__ or error}", file=sys.stderr)
         os._exit(1)

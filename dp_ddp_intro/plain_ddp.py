@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node=2 plain_ddp.py
 
-Each process uses one GPU or, without GPUs, one CPU core.
+Each process uses one GPU or, without GPUs, one CPU core. To share one GPU, put
+NCCL_MULTI_RANK_GPU_ENABLE=1 in front (NCCL 2.30, which comes with PyTorch 2.14).
 """
 
 import os
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 VOCABULARY, LENGTH, WIDTH = 256, 64, 128
@@ -34,37 +36,53 @@ class Transformer(nn.Module):
         return self.head(x + self.mlp(self.norm2(x)))
 
 
-device = torch.device("cpu")
-if torch.accelerator.is_available():
-    torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-    device = torch.accelerator.current_accelerator()
-dist.init_process_group()
-torch.manual_seed(0)
-generator = torch.Generator().manual_seed(0)  # every process makes the same data
-successor = torch.randperm(VOCABULARY, generator=generator)
-noise = torch.rand(1024, LENGTH + 1, generator=generator) < 0.1
-tokens = torch.randint(VOCABULARY, noise.shape, generator=generator)
-for i in range(1, LENGTH + 1):
-    follows = successor[tokens[:, i - 1]]
-    tokens[:, i] = torch.where(noise[:, i], tokens[:, i], follows)
-train_set = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+def make_data():
+    """Return random tokens, of which most follow from the one before, as a data set.
 
-ddp_model = nn.parallel.DistributedDataParallel(Transformer().to(device))
-sampler = DistributedSampler(train_set)
-loader = DataLoader(train_set, batch_size=16, sampler=sampler)  # 16 per process
-optimizer = torch.optim.Adam(ddp_model.parameters(), lr=0.003)
-for epoch in range(1, 5):
-    sampler.set_epoch(epoch)  # a new order in each epoch
-    loss_sum = torch.zeros((), device=device)
-    for tokens, targets in loader:
-        logits = ddp_model(tokens.to(device)).flatten(0, 1)
-        loss = cross_entropy(logits, targets.to(device).flatten())
-        loss_sum += loss.detach()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    dist.all_reduce(loss_sum)
-    if dist.get_rank() == 0:
-        loss = loss_sum.item() / len(loader) / dist.get_world_size()
-        print(f"Epoch {epoch}: train loss {loss:.4g}")
-dist.destroy_process_group()
+    With a seed of its own, so that every process makes the same data.
+    """
+    generator = torch.Generator().manual_seed(0)
+    successor = torch.randperm(VOCABULARY, generator=generator)
+    noise = torch.rand(1024, LENGTH + 1, generator=generator) < 0.1
+    tokens = torch.randint(VOCABULARY, noise.shape, generator=generator)
+    for i in range(1, LENGTH + 1):
+        follows = successor[tokens[:, i - 1]]
+        tokens[:, i] = torch.where(noise[:, i], tokens[:, i], follows)
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+
+def main():
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        local_rank = int(os.environ["LOCAL_RANK"])  # set by torchrun
+        gpu = local_rank % torch.accelerator.device_count()
+        torch.accelerator.set_device_index(gpu)
+        device = torch.accelerator.current_accelerator()
+    dist.init_process_group()
+    torch.manual_seed(0)
+
+    train_set = make_data()
+    ddp_model = DDP(Transformer().to(device))
+    sampler = DistributedSampler(train_set)
+    loader = DataLoader(train_set, batch_size=16, sampler=sampler)  # 16 per process
+    optimizer = torch.optim.Adam(ddp_model.parameters(), lr=0.003)
+    for epoch in range(1, 5):
+        sampler.set_epoch(epoch)  # a new order in each epoch
+        loss_sum = torch.zeros((), device=device)
+        for tokens, targets in loader:
+            logits = ddp_model(tokens.to(device)).flatten(0, 1)
+            loss = cross_entropy(logits, targets.to(device).flatten())
+            loss_sum += loss.detach()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dist.all_reduce(loss_sum)
+        if dist.get_rank() == 0:
+            loss = loss_sum.item() / len(loader) / dist.get_world_size()
+            print(f"Epoch {epoch}: train loss {loss:.4g}")
+    dist.destroy_process_group()
+
+
+# A loader's workers may import this file: they must not train as well.
+if __name__ == "__main__":
+    main()

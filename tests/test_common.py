@@ -20,7 +20,7 @@ from conftest import (
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from common import data
-from common.device import get_device, get_ranks, pick_dtype
+from common.device import count_shared_gpus, get_device, get_ranks, pick_dtype
 from common.log import RunLog
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -92,6 +92,10 @@ def test_ranks_are_those_of_torchrun(monkeypatch):
         get_ranks()
     for name, number in (("RANK", "5"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")):
         monkeypatch.setenv(name, number)
+    with raises_user_error("run `torchrun"):  # left over from something else
+        get_ranks()
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     assert get_ranks() == (5, 1, 8)
 
 
@@ -104,16 +108,21 @@ def test_get_device_picks_a_gpu(fake_gpus, monkeypatch):
         get_device(1)
 
 
-def test_gpus_that_pytorch_cannot_use_are_a_user_error(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert get_device() == CPU
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
-    with raises_user_error("sees no GPU of this job.*tools/check.py"):
-        get_device()
-    for hidden in "", "-1":
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert get_device() == CPU
+def test_ranks_share_gpus_only_if_asked_to(fake_gpus, monkeypatch):
+    module = fake_gpus(count=2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with raises_user_error("2 GPU on this node.*NCCL_MULTI_RANK_GPU_ENABLE=1"):
+        get_device(3)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    assert [get_device(rank).index for rank in range(4)] == [0, 1, 0, 1]
+    assert module.chosen == [0, 1, 0, 1] and count_shared_gpus() == 2
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    with raises_user_error(r"PyTorch 2\.14.*NCCL 2\.27\.5.*--nproc-per-node=2"):
+        get_device(3)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert get_device(1).index == 1 and count_shared_gpus() is None
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,10 @@ def test_missing_data_and_weights(launch, script, exercise, sample, tmp_path):
 @pytest.mark.slow
 def test_the_other_launcher(exercise, sample):
     done = run(["bash", "run.sh", f"{NAME}_multigpu.py", *QUICK], exercise, sample)
-    fails(done, f"run `torchrun --standalone --nproc-per-node=2 {NAME}_multigpu.py`")
+    launch = "torchrun --standalone --nproc-per-node=2"
+    fails(done, f"run `{launch} {NAME}_multigpu.py --backbone tinyvgg", "run script")
     done = run(["bash", "run-2gpus.sh", f"{NAME}.py", *QUICK], exercise, sample)
-    fails(done, f"one process is enough: run `python {NAME}.py`")
+    fails(done, f"2 processes of a script for one: run `python {NAME}.py --backbone")
 
 
 def test_more_processes_than_gpus(exercise, sample):
@@ -113,7 +114,8 @@ def test_more_processes_than_gpus(exercise, sample):
     env = {"PYTHONPATH": str(REPOSITORY / "tests/disguise")}
     command = ["bash", "run-2gpus.sh", f"{NAME}_multigpu.py", *QUICK]
     done = run(command, exercise, sample, CUDA_VISIBLE_DEVICES="0", **env)
-    fails(done, "2 processes, but 1 GPU on this node: use --nproc-per-node=1")
+    words = "--nproc-per-node=1", "`export NCCL_MULTI_RANK_GPU_ENABLE=1`"
+    fails(done, "2 processes, but 1 GPU on this node: use", *words)
 
 
 def test_a_folder_or_file_that_cannot_be_written(intro):
@@ -163,7 +165,7 @@ def test_an_infinite_loss(intro):
 
 
 @each_launch
-def test_a_user_error_of_all_ranks_is_shown_once(launch, intro):
+def test_a_user_error_of_all_ranks_is_one_line(launch, intro):
     script = "from common.errors import *\ndef f(): raise UserError('a: b')\nrun(f)"
     (intro / "mistake.py").write_text(script)
     done = run(["bash", launch, "mistake.py"], intro)
@@ -171,6 +173,57 @@ def test_a_user_error_of_all_ranks_is_shown_once(launch, intro):
     # The second node's launcher may notice first that the first one has ended.
     done.stderr = re.sub("^torchrun: .*\n", "", done.stderr, flags=re.M)
     fails(done, "Error: a: b")
+
+
+def without_loopback(words, folder):
+    """Run a command in a network of its own, in which 127.0.0.1 is down."""
+    return run(["unshare", "--user", "--map-root-user", "--net", *words], folder)
+
+
+NAMESPACES = run(["unshare", "--user", "--net", "true"], "/").returncode == 0
+
+
+@pytest.mark.skipif(not NAMESPACES, reason="no user namespaces here")
+def test_a_machine_without_loopback(intro):
+    done = without_loopback(["bash", "jobscript_ddp.sh", "ddp.py", *SMALL], intro)
+    fails(done, "cannot reach each other at 127.0.0.1", "`ip link set lo up`")
+
+
+@pytest.mark.skipif(not NAMESPACES, reason="no user namespaces here")
+def test_a_machine_whose_name_nobody_knows(intro):
+    named = "hostname nobody-knows-me; exec bash jobscript_ddp.sh plain_ddp.py"
+    spaces = ["unshare", "--user", "--map-root-user", "--uts"]
+    done = run([*spaces, "bash", "-c", named], intro, timeout=200)
+    assert done.returncode == 0 and "Epoch 4: " in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "env, command, words",
+    [
+        ({"RANK": "0"}, "jobscript.sh ddp.py", "needs one process per GPU: run"),
+        ({"GPUS": "two"}, "jobscript_ddp.sh ddp.py", "GPUS=two NODES=1: these are"),
+        ({"GPUS": "0"}, "jobscript_ddp.sh ddp.py", "numbers from 1 on"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "mi250:2"},
+            "jobscript_ddp.sh ddp.py",
+            "GPUS=mi250:2",
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "NODES": "2"},
+            "jobscript_ddp_2nodes.sh ddp.py",
+            "run `unset SLURM_JOB_ID`",
+        ),
+    ],
+)
+def test_left_over_variables(env, command, words, intro):
+    fails(run(["bash", *command.split(), *SMALL], intro, **env), words)
+
+
+def test_left_over_ranks_change_nothing_for_one_process(intro):
+    env = {"RANK": "1", "WORLD_SIZE": "2"}
+    done = run(["bash", "jobscript.sh", "single.py", *SMALL], intro, **env)
+    assert done.returncode == 0 and "single on 1 x CPU core" in done.stdout
+    assert (intro / "logs/results.jsonl").exists()
 
 
 # One rank fails: its own error is shown, and the job ends
@@ -224,10 +277,18 @@ def test_a_run_script_leaves_no_process(exercise, command, sample, tmp_path):
     assert job.end()[0] in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-@each_launch
-def test_ctrl_c_ends_all(launch, intro):
-    command = ["bash", launch, "ddp.py", *ENDLESS]
+@pytest.mark.parametrize(
+    "command",
+    [
+        "jobscript.sh single.py",
+        "jobscript_ddp.sh ddp.py",
+        pytest.param("jobscript_ddp_2nodes.sh ddp.py", marks=slow),
+    ],
+)
+def test_ctrl_c_ends_all(command, intro):
+    command = ["bash", *command.split(), *ENDLESS]
     status, shown = on_terminal(command, intro, stop_at="Epoch 2: ")
     assert status != 0 and "Epoch 2: " in shown, shown
+    assert "Traceback" not in shown, shown
     wait_for_end(intro)
     assert not (intro / "logs/results.jsonl").exists()

@@ -136,12 +136,58 @@ def test_sbatch_in_a_shell_without_slurm(hidden, small, tmp_path):
     show = 'echo "$SMALL"; type -t sbatch\n'
     show += "".join(f"{typed}; echo ' '$?\n" for typed in TYPED)
     show += "sbatch none.sh; echo $?; sbatch x.py; echo $?"
+    show += "; SMALL='--epochs 9'; sbatch job.sh $SMALL; echo $?"
     env = {"CUDA_VISIBLE_DEVICES": hidden, "SITE": "own"}
     env["PATH"] = path_without_sbatch(tmp_path / "bin")
     done = source(common, show, "cd ..", ["--norc", "-i"], **env)
     jobs = [f"{shown} 3" for shown in TYPED.values()]
-    assert done.stdout.splitlines() == [small, "function", *jobs, "2", "2"]
-    assert f"\nError: no run script 'none.sh' in {tmp_path}: run" in done.stderr
+    last = "2" if small else "<><><--epochs><9>3"
+    assert done.stdout.splitlines() == [small, "function", *jobs, "2", "2", last]
+    assert f"\nError: no run script 'none.sh' in {tmp_path}\n" in done.stderr
+    assert "\nError: no run script (*.sh) in `sbatch x.py`: type" in done.stderr
+    stale = "\nError: SMALL is from another folder: run `source common/env.sh`"
+    assert (stale in done.stderr) == bool(small)
+
+
+@pytest.mark.parametrize("slurm", [True, False])
+@pytest.mark.parametrize("small", ["--epochs 1", None])
+def test_env_sh_works_in_a_strict_shell(slurm, small, tmp_path):
+    """In any folder, with and without Slurm, whatever this machine has."""
+    env = {"PATH": path_without_sbatch(tmp_path / "bin"), "SITE": "own"}
+    common = copy_common(tmp_path, f"PYTHON=({sys.executable})")
+    if slurm:
+        (tmp_path / "bin/sbatch").write_text("#!/bin/sh")
+        (tmp_path / "bin/sbatch").chmod(0o755)
+    if small:
+        (tmp_path / "small.txt").write_text(small)
+    before = "set -euo pipefail; unset SMALL; cd ."
+    show = 'type -t sbatch; echo "${SMALL-unset}"'
+    done = source(common, show, f"cd ..; {before}", ["--norc", "-i"], **env)
+    kind, value = ("file", "unset") if slurm else ("function", small or "")
+    assert done.stdout == f"{kind}\n{value}\n", done.stderr
+    hint = "run this in a lesson's folder to set it"
+    assert (hint in done.stderr) == (not slurm and small is None)
+
+
+def test_full_size_on_cpu_cores_is_said(tmp_path):
+    env = {"PATH": path_without_sbatch(tmp_path / "bin"), "SITE": "own"}
+    common = copy_common(tmp_path, f"PYTHON=({sys.executable})")
+    (tmp_path / "job.sh").write_text("#!/bin/bash\nexit 0")
+    (tmp_path / "small.txt").write_text("--epochs 1")
+    (tmp_path / "x.py").write_text(
+        '"""Without a GPU, add\n$SMALL (set by env.sh)."""'
+    )
+    (tmp_path / "plain.py").touch()
+    for typed, said in {
+        "job.sh x.py": True,
+        "job.sh": True,  # a run script that names its script itself
+        "job.sh x.py $SMALL --lr 2": False,
+        "job.sh x.py --lr 2 $SMALL": False,
+        "job.sh plain.py": False,
+        "job.sh ../tools/check.py": False,
+    }.items():
+        done = source(common, f"sbatch {typed}", "cd ..", ["--norc", "-i"], **env)
+        assert ("trains the full-size model" in done.stderr) == said, typed
 
 
 def test_slurms_own_sbatch_is_kept(tmp_path):
@@ -191,6 +237,18 @@ def test_pick_gpus(places, env, picked, monkeypatch, tmp_path):
         ("set_gpus 1 2", 1, {}, "1 -1 -1"),
         ("set_gpus 2", 1, {"GPUS": "1"}, "1 0"),
         ("set_gpus 2", 0, {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "3"}, "3 0"),
+        ("set_gpus 2", 1, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "2 0"),
+        ("set_gpus 2", 0, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "2 -1 -1"),
+        (
+            "set_gpus 2",
+            1,
+            {
+                "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+                "SLURM_JOB_ID": "7",
+                "SLURM_GPUS_ON_NODE": "1",
+            },
+            "2 0",
+        ),
     ],
 )
 def test_gpus_are_hidden_if_too_few(call, here, env, last, tmp_path):
@@ -200,7 +258,7 @@ def test_gpus_are_hidden_if_too_few(call, here, env, last, tmp_path):
     show += "; echo $GPUS $CUDA_VISIBLE_DEVICES ${HIP_VISIBLE_DEVICES-}"
     *lines, shown = source(tmp_path, show, **env).stdout.splitlines()
     assert shown == last
-    hints = [f"GPUs here: {here}, wanted: 2", "To use GPUs, put GPUS=1 NODES=1"]
+    hints = [f"GPUs here: {here}, wanted: 2", "To use GPUs, put NCCL_MULTI_RANK_GPU"]
     hints = hints[: 1 + here] if "-1" in last else []
     assert [
         line[: len(hint)] for line, hint in zip(lines, hints, strict=True)
@@ -265,10 +323,12 @@ def test_each_node_gets_all_the_cpus_of_the_job(tmp_path):
     """Otherwise srun binds a node's processes to one CPU."""
     exercise = shows("exercise8", tmp_path)
     (tmp_path / "bin").mkdir()
-    for name, text in (("srun", 'echo "$@"'), ("scontrol", "echo n1")):
+    srun = 'echo "$@" ${SLURM_MEM_PER_GPU-} ${SLURM_MEM_PER_NODE-}'
+    for name, text in (("srun", srun), ("scontrol", "echo n1")):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    job |= {"SLURM_MEM_PER_GPU": "16G", "SLURM_MEM_PER_NODE": "60G"}
     job |= {
         "SLURM_GPUS_ON_NODE": "2",
         "PATH": f"{tmp_path}/bin:{PATH}",
@@ -277,6 +337,8 @@ def test_each_node_gets_all_the_cpus_of_the_job(tmp_path):
     for asked in {"SLURM_CPUS_PER_TASK": "14"}, {"SLURM_CPUS_PER_GPU": "7"}:
         done = run(["bash", "run-2nodes.sh", *WORDS], exercise, **job, **asked)
         assert " --cpus-per-task=14 " in done.stdout, done.stderr
+        # Both are set where a job starts a job; srun takes only one of them.
+        assert done.stdout.endswith("/c/d\n"), done.stdout
 
 
 def test_a_missing_script_is_an_error():

@@ -16,4 +16,4 @@ eval "$(conda shell.bash hook)"
 environment=${CONDA_ENVIRONMENT:-multigpu}
 [[ $framework == torch ]] || environment=$environment-$framework
 conda activate "$environment"
-export DATADIR=${DATADIR:-/scratch/$USER/data}
+export DATADIR=${DATADIR:-/scratch/${USER:-$(id -un)}/data}

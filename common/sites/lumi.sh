@@ -14,12 +14,18 @@ if [[ $framework == torch && -d $images ]]; then
     module use /appl/local/laifs/modules
     module load lumi-aif-singularity-bindings
     image=${SIF:-$images/lumi-multitorch-latest.sif}
+    # Between nodes: since ROCm 7 the container knows the network, and NCCL_NET_GDR_LEVEL=PHB,
+    # which older guides set, can hang (LUMI-AI-Guide, May and September 2026; not run here).
+    export FI_MR_CACHE_MONITOR=userfaultfd
 else # the older containers: TensorFlow is in no other
     module use /appl/local/containers/ai-modules
     module load singularity-AI-bindings
     images=/appl/local/containers/sif-images kind=${framework/#torch/pytorch}
     image=${SIF:-$(ls $images/lumi-$kind-rocm-*.sif | sort -V | tail -n 1)}
+    # Between nodes: RCCL over the Slingshot network.
+    export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 NCCL_NET_GDR_LEVEL=PHB
 fi
+user=${USER:-$(id -un)} # a container or a cron job may not set USER
 # What the container lacks: docs/CLUSTER.md#a-package-is-missing
 python=$course/.venv-$site/bin/python # a link to a file inside the container
 [[ $framework == torch && -L $python ]] || python=python
@@ -27,7 +33,5 @@ python=$course/.venv-$site/bin/python # a link to a file inside the container
 PYTHON=(singularity exec "$image" bash -c '$WITH_CONDA; exec "$0" "$@"' "$python")
 
 # The kernels that MIOpen compiles: on the node's own disk, for the shared one is slow.
-export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen MIOPEN_CUSTOM_CACHE_DIR=/tmp/$USER-miopen
-# RCCL between nodes: over the Slingshot network.
-export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 NCCL_NET_GDR_LEVEL=PHB
-export DATADIR=${DATADIR:-/scratch/$account/$USER/data}
+export MIOPEN_USER_DB_PATH=/tmp/$user-miopen MIOPEN_CUSTOM_CACHE_DIR=/tmp/$user-miopen
+export DATADIR=${DATADIR:-/scratch/$account/$user/data}

@@ -21,4 +21,4 @@ else
     [[ ! -d $venv ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)
-export DATADIR=${DATADIR:-/scratch/$account/$USER/data}
+export DATADIR=${DATADIR:-/scratch/$account/${USER:-$(id -un)}/data}
