@@ -32,14 +32,63 @@ def new_rows(left, right):
     return [new for _, _, mark, _, new in pair.align(left, right) if mark != " "]
 
 
+def read_changes(html):
+    """Return {name: (its rows, the words of its explanation)} of a pair's table."""
+    found = {}
+    for name, body in re.findall(
+        r'<tbody id="(.*?)" class=change>(.*?)(?=<tbody|\Z)', html, re.S
+    ):
+        rows, _, why = body.partition("<tr class=why>")
+        found[name] = (
+            rows.split("<tr class=row>")[1:],
+            re.sub("<.*?>", "", why).split(),
+        )
+    return found
+
+
 @each_pair
-def test_each_changed_row_is_explained(left, right):
-    html, _ = pair.table(left, right)
-    assert html.count("<tr id=") == len(pair.align(left, right))
-    shown = re.findall(r'id="why-[^"]*">(.*?)(?=\n<t[rb]|\Z)', html, re.S)
-    for row, why in zip(new_rows(left, right), shown, strict=True):
-        words = re.sub("<.*?>", "", why).split()
-        assert 8 <= len(words) <= 100, f"{row}: {' '.join(words)}"
+def test_each_change_is_explained(left, right):
+    html, number = pair.table(left, right)
+    changes = read_changes(html)
+    assert len(changes) == number and all(changes)  # a bracket alone has no name
+    rows = sum(len(rows) for rows, _ in changes.values())
+    assert rows == len(new_rows(left, right))
+    assert rows + html.count("<tr id=r") == len(pair.align(left, right))
+    for name, (_, words) in changes.items():
+        assert 8 <= len(words) <= 130, f"{name}: {' '.join(words)}"
+
+
+def test_a_comment_and_its_statement_are_one_change():
+    changes = read_changes(pair.table(LEFT, RIGHT)[0])
+    rows, _ = changes["averages-gradients-in-backward"]
+    assert "# DDP" in rows[0] and "ddp_model" in rows[1]
+    rows, _ = changes["the-wrapped-model"]
+    assert [text.count("train_metrics") for text in rows] == [
+        0,
+        2,
+    ]  # it faces its own
+
+
+def test_a_bracket_belongs_to_the_change_before_it(tmp_path, monkeypatch):
+    (tmp_path / "left.py").write_text("first\nlast\n")
+    (tmp_path / "right.py").write_text(
+        "first\nall = [  # DDP: many\n    1,\n]\nlast\n"
+    )
+    monkeypatch.setattr(pair, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(pair, "colours", lambda file: (tmp_path / file).read_text())
+    monkeypatch.setattr(pair, "explain", lambda row, _: (row.strip()[:3], "x.md"))
+    html, number = pair.table("left.py", "right.py")
+    assert [len(rows) for rows, _ in read_changes(html).values()] == [1, 2]
+    assert number == 2
+
+
+def test_the_words_that_differ_are_marked():
+    html, _ = pair.table(
+        "mnist_multigpu/mnist_singlegpu.py", "mnist_multigpu/mnist_ddp.py"
+    )
+    rows, _ = read_changes(html)["each-rank-has-its-own-random-numbers"]
+    marked = "".join(re.findall("<b>(.*?)</b>", rows[0]))
+    assert re.sub("<.*?>", "", marked) == " + rank"
 
 
 @pytest.mark.parametrize("folder", LESSONS)
@@ -53,13 +102,18 @@ def test_each_explained_row_is_in_a_script(folder):
 
 
 @each_pair
-def test_rows_are_aligned_as_by_diff(left, right):
+def test_rows_are_those_of_diff(left, right):
     command = ["diff", "-t", "-W", "200", "-y", left, right]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     theirs, ours = done.stdout.splitlines(), pair.align(left, right)
     for row, (_, old, mark, _, new) in zip(theirs, ours, strict=True):
-        assert (row[:98].rstrip(), row[102:].rstrip()) == (old or "", new or "")
-        assert row[98:101].strip() == mark.strip()
+        equal = not row[98:101].strip()
+        assert equal == (mark == " ")
+        if equal:
+            assert (row[:98].rstrip(), row[102:].rstrip()) == (old, new)
+    for file, side in ((left, 1), (right, 4)):
+        lines = [row[side] for row in ours if row[side] is not None]
+        assert lines == (REPOSITORY / file).read_text().splitlines()
 
 
 def test_each_link_leads_somewhere_without_a_network(pages):
@@ -76,6 +130,24 @@ def test_each_link_leads_somewhere_without_a_network(pages):
                 target = (page.parent / path).resolve() if path else page
                 assert target.is_file(), f"{page}: {link}"
                 assert not anchor or anchor in ids[target], f"{page}: {link}"
+
+
+def test_tabs_say_which_pair_and_which_lesson(pages):
+    titles = {}
+    for page in pages.rglob("*.html"):
+        text = page.read_text()
+        assert len(text) < 400_000, page  # what a slow network loads
+        title = unescape(re.search("<title>(.*?)</title>", text)[1])
+        titles.setdefault(title, []).append(page)
+        assert re.search('<meta name="description" content=".{20,}">', text), page
+    assert not [pages for pages in titles.values() if len(pages) > 1]
+    assert {"One GPU → DDP: Exercise 8", "Questions: Exercise 8"} <= {*titles}
+
+
+def test_a_published_site_links_to_its_repository(tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.example")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "me/course")
+    assert build.repository_address() == "https://github.example/me/course"
 
 
 def words(token, file):
@@ -162,7 +234,7 @@ def test_texts_are_accessible_also_on_a_phone(page, tab):
 
 @pytest.mark.slow
 def test_changes_are_chosen_by_keys_by_mouse_and_by_address(tab):
-    number, visited = len(new_rows(LEFT, RIGHT)), []
+    (_, number), visited = pair.table(LEFT, RIGHT), []
     assert not tab.locator(".why:visible").count()
     for _ in range(number + 1):  # the last one stays
         tab.key("n")
@@ -173,7 +245,7 @@ def test_changes_are_chosen_by_keys_by_mouse_and_by_address(tab):
     tab.key("p")
     assert tab.url == visited[-3]
     tab.goto(visited[4])
-    assert tab.locator(".row:target").bounding_box()["y"] < 720
+    assert tab.locator(":target .row").first.bounding_box()["y"] < 720
     tab.locator(".row .c1").last.click()
     assert tab.url == visited[-1]
 
@@ -195,16 +267,71 @@ def test_equal_rows_are_folded(tab):
 
 @pytest.mark.slow
 def test_slides_show_one_change_as_large_as_it_can_be(tab):
-    rows = tab.locator(".row")
+    rows, number = tab.locator(".row"), pair.table(LEFT, RIGHT)[1]
     tab.key("s")
-    for number in (1, 2):
-        assert tab.locator("#place").inner_text().startswith(f"change {number} of")
-        assert tab.locator(".row:target").is_visible() and not rows.last.is_visible()
+    for n in range(1, number + 1):
+        assert (
+            tab.locator("#place").inner_text().startswith(f"change {n} of {number}")
+        )
+        assert tab.locator(":target .row").first.is_visible()
+        assert rows.last.is_visible() == (n == number)
         assert tab.evaluate("document.documentElement.scrollHeight") <= 720
+        assert (
+            tab.evaluate(
+                "parseFloat(document.documentElement.style.getPropertyValue('--slide'))"
+            )
+            >= 18
+        )
         tab.key("PageDown")
     check(tab)
     tab.key("Escape")
-    assert rows.last.is_visible()
+    assert rows.first.is_visible()
+
+
+def sides(tab):
+    """Return the boxes of the first changed line on both sides."""
+    row = tab.locator(".row", has=tab.locator("[aria-label*=changed]")).first
+    return [row.locator("td").nth(n).bounding_box() for n in (1, 4)]
+
+
+@pytest.mark.parametrize("width", [1024, 1366, 1920])
+def test_both_sides_stay_side_by_side_in_large_type(width, tab):
+    tab.set_viewport_size({"width": width, "height": 800})
+    before = sides(tab)
+    for _ in range(5):
+        tab.key("+")
+    after = sides(tab)
+    assert after[0]["height"] > before[0]["height"]
+    assert (
+        after[0]["y"] == after[1]["y"]
+        and after[0]["x"] < width / 2 < after[1]["x"] + 9
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width, columns", [(1366, 1), (1920, 2)])
+def test_a_slide_has_two_columns_where_they_are_legible(width, columns, tab):
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.key("s")
+    old, new = sides(tab)
+    assert (old["x"] == new["x"]) == (columns == 1)
+
+
+def test_solutions_are_folded(tab):
+    tab.open("clinic/index.html")
+    solved = tab.locator("nav a[href*='solutions/'], nav a[href*='ROWS']")
+    assert solved.count() > 12 and not solved.locator("visible=true").count()
+    tab.get_by_text("Solutions", exact=True).click()
+    assert solved.first.is_visible()
+
+
+def test_commands_are_copied(tab):
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.open("exercise8/index.html")
+    tab.get_by_role("button", name="Copy").nth(1).click()
+    tab.get_by_role("button", name="Copied").wait_for()
+    copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied.split("\n")[:2] == ["cd exercise8", "source common/env.sh"]
 
 
 @pytest.mark.slow
@@ -221,8 +348,7 @@ def test_what_is_chosen_is_kept_on_the_next_page(tab):
 
 def test_on_a_phone_changes_are_inline(tab):
     tab.set_viewport_size({"width": 390, "height": 844})
-    changed = tab.locator(".row", has=tab.locator("[aria-label*=changed]")).first
-    old, new = (changed.locator("td").nth(n).bounding_box() for n in (1, 4))
+    old, new = sides(tab)
     assert old["x"] == new["x"] and old["y"] < new["y"]
 
 

@@ -65,8 +65,8 @@ MAX_SPREAD, MAX_EFFICIENCY = 0.25, 1.05  # more: the machine was busy
 # always use AMP. multi_worker_mirrored.py is in no pair.
 BASELINE_OF = {"multi_worker_mirrored": "single"}
 MULTI_GPU, AMP = {"multi_worker_mirrored"}, set()
-STRONG = {Path(right).stem for _, right, tag, _ in PAIRS if tag == "STRONG"}
-for left, right, tag, _ in PAIRS:
+STRONG = {Path(right).stem for _, right, tag, *_ in PAIRS if tag == "STRONG"}
+for left, right, tag, *_ in PAIRS:
     left, right = Path(left).stem, Path(right).stem
     if tag != "DATA":
         BASELINE_OF[right] = BASELINE_OF.get(left, left)

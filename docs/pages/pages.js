@@ -1,12 +1,13 @@
-// Keys, folds and slides. The chosen row is the one in the address.
+// Keys, folds, slides and copies. The chosen change is the one in the address.
 const root = document.documentElement, all = (what) => [...document.querySelectorAll(what)];
 root.classList.add("js");
 // What is kept from page to page. Some browsers refuse that for files.
 const kept = { size: 1, turned: false, slides: false, open: false };
 try { Object.assign(kept, JSON.parse(localStorage.pages || "{}")); } catch { /* as new */ }
-const rows = all(".row"), [stacked] = all("#stacked"), [place] = all("#place"), [main] = all("main");
+const changes = all(".change"), lines = all(".pair tbody:not(.opens) tr:not(.why)");
+const [stacked] = all("#stacked"), [place] = all("#place"), [main] = all("main");
 const narrow = stacked?.media, dark = matchMedia("(prefers-color-scheme: dark)").matches;
-const chosen = () => rows.findIndex((row) => "#" + row.id === location.hash);
+const chosen = () => changes.findIndex((change) => "#" + change.id === location.hash);
 let shown = "";
 
 function show() {
@@ -14,39 +15,47 @@ function show() {
   root.style.colorScheme = kept.turned ? (dark ? "light" : "dark") : "";
   root.style.setProperty("--size", kept.size);
   if (!stacked) return;
-  const slides = kept.slides && rows.length > 0;
+  const slides = kept.slides && changes.length > 0;
   if (slides && chosen() < 0) choose(0);
-  const body = rows[chosen()]?.parentElement, [target] = all(":target");
-  const near = [body?.previousElementSibling, body, body?.nextElementSibling];
-  all("tbody").forEach((one) => one.classList.toggle("now", near.includes(one)));
+  const change = changes[chosen()], [target] = all(":target");
   root.classList.toggle("slides", slides);
-  stacked.media = slides ? "all" : narrow;
-  if (document.body.scrollWidth > root.clientWidth) stacked.media = "all";
-  place.textContent = body ? `change ${chosen() + 1} of ${rows.length}${slides ? " (arrow keys, Esc)" : ""}` : "";
+  stacked.media = slides && !wide() ? "all" : narrow;
+  const of = `change ${chosen() + 1} of ${changes.length}`;
+  place.textContent = change ? of + (slides ? " (arrow keys, Esc)" : "") : "";
   target?.closest(".fold:not(.open)")?.previousElementSibling.querySelector("button").click();
-  if (slides) fit();
+  if (slides) fit(change);
   else if (shown !== location.hash) target?.scrollIntoView({ block: "center" });
   shown = target ? location.hash : "";
 }
 
-// The largest type with which the change fits the window, then that of its explanation.
-function fit(limits = { "--slide": Math.min(64, root.clientWidth / 28), "--words": 40 }) {
-  for (const name in limits) root.style.setProperty(name, "8px");
-  for (let [name, high] of Object.entries(limits)) {
-    let low = 8;
+// How large the type can be for lines of this length, on two sides or below one another.
+const size = (columns, sides) => root.clientWidth / (sides * (columns + 7)) / 0.605;
+// Two sides if the longest lines of all scripts are legible there.
+const wide = () => size(85, 2) >= 16;
+
+// The change and some lines beside it, in the largest type that fits the window.
+function fit(change) {
+  const own = [...change.children], [first, last] = [own[0], own.at(-2)].map((row) => lines.indexOf(row));
+  const shown = [...lines.slice(Math.max(0, first - 2), last + 3), own.at(-1)];
+  all("tr").forEach((row) => row.classList.toggle("now", shown.includes(row)));
+  const cells = shown.slice(0, -1).flatMap((row) => [row.cells[1], row.cells[4]]);
+  const longest = Math.max(...cells.map((cell) => cell.textContent.length));
+  const limits = { "--slide": Math.min(64, size(longest, wide() ? 2 : 1)), "--words": 40 };
+  root.style.setProperty("--words", "22px");
+  for (const [name, most] of Object.entries(limits)) {
+    let [low, high] = [10, most];
     while (high - low > 0.5) {
-      const size = (low + high) / 2;
-      root.style.setProperty(name, size + "px");
-      const fits = main.scrollHeight <= main.clientHeight && main.scrollWidth <= root.clientWidth;
-      [low, high] = fits ? [size, high] : [low, size];
+      const middle = (low + high) / 2;
+      root.style.setProperty(name, middle + "px");
+      [low, high] = main.scrollHeight <= main.clientHeight ? [middle, high] : [low, middle];
     }
     root.style.setProperty(name, low + "px");
   }
 }
 
 function choose(number) {
-  const row = rows[Math.max(0, Math.min(number, rows.length - 1))];
-  if (row) location.replace("#" + row.id);
+  const change = changes[Math.max(0, Math.min(number, changes.length - 1))];
+  if (change) location.replace("#" + change.id);
 }
 
 function fold(button, open) {
@@ -75,9 +84,9 @@ const onSlides = { ArrowRight: "n", ArrowDown: "n", PageDown: "n", " ": "n", Arr
 
 function act(key) {
   actions[key]();
-  if (key !== "d") shown = ""; // the chosen line stays in view
+  if (key !== "d") shown = ""; // the chosen change stays in view
   show();
-  if ("np".includes(key)) rows[chosen()]?.querySelector("a").focus({ preventScroll: true });
+  if ("np".includes(key)) changes[chosen()]?.querySelector("a").focus({ preventScroll: true });
 }
 
 addEventListener("keydown", (event) => {
@@ -93,7 +102,7 @@ addEventListener("click", (event) => {
   else if (row && !String(getSelection())) {
     const top = scrollY;
     event.preventDefault();
-    choose(rows.indexOf(row));
+    choose(changes.indexOf(row.parentElement));
     shown = location.hash; // it stays where it was clicked
     scrollTo(0, top);
     show();
@@ -109,3 +118,18 @@ foldAll(kept.open);
 // The questions are beside the head of a wide window, and folded where that is narrow.
 all(".questions").forEach((one) => { one.open = innerWidth >= 1200; });
 show();
+// Commands are copied with a button. Some browsers refuse that for files.
+if (navigator.clipboard) all("pre.bash").forEach((pre) => {
+  const box = document.createElement("div"), button = document.createElement("button");
+  box.className = "commands";
+  button.textContent = "Copy";
+  pre.replaceWith(box);
+  box.append(pre, button);
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(pre.textContent);
+    button.textContent = "Copied";
+  });
+});
+// The contents show where this page is.
+const [contents] = all("nav[id]"), [current] = all("nav [aria-current]");
+if (current && getComputedStyle(contents).overflowY === "auto") contents.scrollTop = current.offsetTop - 100;

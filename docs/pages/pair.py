@@ -1,19 +1,22 @@
-"""A pair side by side: its lines as diff -y aligns them, with explanations.
+"""A pair side by side: changed lines beside what they were, with explanations.
 
 The text below an indented block explains the lines that equal one of the block, or
 have its comment: in their folder's ROWS.md or README.md, or in dp_ddp_intro/ROWS.md.
+Changed lines in a row with one explanation are one change.
 """
 
 import re
 import subprocess
+from difflib import SequenceMatcher
 from functools import cache
 from html import escape
-from itertools import groupby, zip_longest
+from itertools import combinations, groupby
 
 from texts import REPOSITORY, Renderer, colours
 
 CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
+ALIKE = 0.5  # of two lines: the words that differ are marked
 
 
 def comment(row, tag=True):
@@ -39,15 +42,42 @@ def explanations(folder):
     return found
 
 
-def explain(row, folder, page=""):
-    """Return a line's explanation as HTML of this page, or ""."""
+def explain(row, folder):
+    """Return a line's explanation: (Markdown, its file)."""
     found, words = explanations(folder), comment(row, tag=False)
-    text, file = found.get(comment(row)) or found.get(words) or ("", "")
-    return Renderer(file, page).parse(text)
+    return found.get(comment(row)) or found.get(words) or ("", "")
+
+
+def words_of(row):
+    """Return the words and signs of a line's code, without a tag's comment."""
+    code = re.sub(r" *# [A-Z]+: .*", "", row)
+    return re.findall(r"\w+|\s+|.", code)
+
+
+@cache
+def compare(old, new):
+    return SequenceMatcher(None, words_of(old), words_of(new), autojunk=False)
+
+
+def oppose(lefts, rights):
+    """Return pairs of lines: each left one beside the right one most like it."""
+    rights = rights + [None] * (len(lefts) - len(rights))
+    places = range(len(rights))
+
+    def likeness(chosen):
+        pairs = zip(lefts, (rights[n] or "" for n in chosen), strict=True)
+        return sum(compare(*pair).ratio() for pair in pairs)
+
+    chosen = max(combinations(places, len(lefts)), key=likeness)
+    olds = dict(zip(chosen, lefts, strict=True))
+    return [(olds.get(n), rights[n]) for n in places]
 
 
 def align(left, right):
-    """Return [(left number, left row, mark, right number, right row)] as diff -y."""
+    """Return [(left number, left row, mark, right number, right row)].
+
+    They are the lines that diff -y shows, with its marks.
+    """
     command = ["diff", "-U", "1000000", left, right]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     rows, i, j = [], 0, 0
@@ -56,11 +86,23 @@ def align(left, right):
         group = [*group]
         lefts = [line[1:] for line in group if line[0] in " -"]
         rights = [line[1:] for line in group if line[0] in " +"]
-        for old, new in zip_longest(lefts, rights):
+        pairs = zip(lefts, rights, strict=True) if equal else oppose(lefts, rights)
+        for old, new in pairs:
             i, j = i + (old is not None), j + (new is not None)
             mark = ">" if old is None else "<" if new is None else "|"
             rows.append((i, old, " " if equal else mark, j, new))
     return rows
+
+
+def changes(rows, folder):
+    """Yield each change of a hunk: its rows, explanation, and the file of that."""
+    reasons = []
+    for *_, new in rows:
+        bracket = reasons and not re.search(r"\w", new or "")
+        reasons.append(reasons[-1] if bracket else explain(new or "", folder))
+    grouped = groupby(zip(rows, reasons, strict=True), key=lambda pair: pair[1])
+    for (text, file), group in grouped:
+        yield [row for row, _ in group], text, file
 
 
 def fold(rows):
@@ -77,33 +119,81 @@ def fold(rows):
             yield "near", group[last:]
 
 
+def mark_words(html, ranges):
+    """Return a line's HTML with <b> around these (first, last) characters."""
+    wanted = {n for first, last in ranges for n in range(first, last)}
+    out, place = "", 0
+    for piece in re.findall(r"<[^>]*>|&\w+;|&#\w+;|.", html):
+        if piece[0] != "<" or len(piece) == 1:
+            piece, place = f"<b>{piece}</b>" if place in wanted else piece, place + 1
+        out += piece
+    return out.replace("</b><b>", "")
+
+
+def differing(old, new):
+    """Return the ranges of characters that differ in two lines that are alike."""
+    matcher, ranges = compare(old, new), ([], [])
+    if matcher.ratio() < ALIKE:
+        return ranges
+    for kind, *places in matcher.get_opcodes():
+        if kind != "equal":
+            for side, words in enumerate((matcher.a, matcher.b)):
+                first, last = places[2 * side : 2 * side + 2]
+                before, here = "".join(words[:first]), "".join(words[first:last])
+                ranges[side].append((len(before), len(before + here.rstrip())))
+    return ranges
+
+
+def cells(row, lefts, rights):
+    """Return a row's five cells: numbers, lines, and the mark between them."""
+    i, old, mark, j, new = row
+    old_html = lefts[i] if old is not None else ""
+    new_html = rights[j] if new is not None else ""
+    if mark == "|":
+        old_ranges, new_ranges = differing(old, new)
+        old_html = mark_words(old_html, old_ranges)
+        new_html = mark_words(new_html, new_ranges)
+
+    def line(number, text, html):
+        indent = len(text or "") - len((text or "").lstrip())
+        style = f' style="--indent:{indent}"' * (indent > 0)
+        return f"<td>{number if text is not None else ''}<td{style}>{html}"
+
+    return line(i, old, old_html), escape(mark.strip()), line(j, new, new_html)
+
+
 def table(left, right, page=""):
-    """Return the rows of a pair as HTML: <tbody>s, and how many are changed."""
-    html, used, folder = [], set(), right.split("/")[0]
+    """Return a pair's <tbody>s, one for each change; and the number of changes."""
+    html, names, folder = [], set(), right.split("/")[0]
     # They are numbered from 1.
     lefts, rights = (["", *colours(file).splitlines()] for file in (left, right))
-    rows = align(left, right)
-    for kind, group in fold(rows):
-        if kind == "fold":
-            button = f"<button aria-expanded=false>{len(group)} equal lines</button>"
-            html.append(f"<tbody><tr class=opens><td colspan=5>{button}")
-        html.append(f"<tbody class={kind}>")
-        reasons = [explain(new or "", folder, page) for *_, new in group]
-        for n, (i, old, mark, j, new) in enumerate(group):
-            old_cells = f"<td>{i}<td>{lefts[i]}" if old is not None else "<td><td>"
-            new_cells = f"<td>{j}<td>{rights[j]}" if new is not None else "<td><td>"
-            if mark == " ":
-                html.append(f"<tr id=r{j}>{old_cells}<td>{new_cells}")
-                continue
+    for kind, group in fold(align(left, right)):
+        if kind != "change":
+            if kind == "fold":
+                button = f"<button aria-expanded=false>{len(group)} equal lines"
+                html.append(
+                    f"<tbody class=opens><tr><td colspan=5>{button}</button>"
+                )
+            html.append(f"<tbody class={kind}>")
+            for row in group:
+                old_line, _, new_line = cells(row, lefts, rights)
+                html.append(f"<tr id=r{row[3]}>{old_line}<td>{new_line}")
+            continue
+        for rows, text, file in changes(group, folder):
+            _, old, _, number, new = rows[0]
             words = comment(old if new is None else new, tag=False).lower()
             name = re.sub(r"\W+", "-", words).strip("-")
-            name += f"-{j}" * (name in used)
-            used.add(name)
-            again = " again" * (reasons[n] in reasons[n + 1 :])  # paper has it once
-            html.append(
-                f'<tr id={name} class=row>{old_cells}<td><a href="#{name}" '
-                f'aria-label="line {j}, {WORDS[mark]}" '
-                f'aria-describedby="why-{name}">{escape(mark)}</a>{new_cells}\n'
-                f'<tr class="why{again}"><td colspan=5 id="why-{name}">{reasons[n]}'
-            )
-    return "\n".join(html), len(used)
+            name += f"-{number}" * (name in names or not name)
+            names.add(name)
+            html.append(f'<tbody id="{name}" class=change>')
+            for n, row in enumerate(rows):
+                old_line, mark, new_line = cells(row, lefts, rights)
+                if not n:
+                    also = f" and {len(rows) - 1} more" * (len(rows) > 1)
+                    label = f"line {number}, {WORDS[row[2]]}{also}"
+                    mark = f'aria-label="{label}">{mark}</a>'
+                    mark = f'<a href="#{name}" aria-describedby="why-{name}" {mark}'
+                html.append(f"<tr class=row>{old_line}<td>{mark}{new_line}")
+            why = Renderer(file, page).parse(text)
+            html.append(f'<tr class=why><td colspan=5 id="why-{name}">{why}')
+    return "\n".join(html), len(names)

@@ -45,7 +45,7 @@ def address(file):
     """Return the page of a file or a folder."""
     if (REPOSITORY / file).is_dir():
         return f"{file}/index.html"
-    if file.endswith((".png", ".ipynb")):
+    if file.endswith((".png", ".ipynb", ".json")):
         return file
     return file.replace("README.md", "index.md").removesuffix(".md") + ".html"
 
@@ -181,7 +181,8 @@ class Renderer(mistune.HTMLRenderer):
                 link = f'<a href="{self.to(page)}">{" to ".join(names)}</a>'
                 links += f'<p class="diff">Side by side: {link}</p>'
         size = f'style="--columns: {max(map(len, code.splitlines()))}"'
-        return f'<pre tabindex="0" {size}><code>{html}</code></pre>{links}\n'
+        kind = ' class="bash"' * (info == "bash")
+        return f'<pre{kind} tabindex="0" {size}><code>{html}</code></pre>{links}\n'
 
 
 def named(*tokens):
@@ -218,13 +219,17 @@ def questions(right, page):
 
 def sheet(folder, page):
     """Return the questions of a lesson as HTML, without answers."""
-    html = f"<h1>{escape(title_of(f'{folder}/README.md'))}</h1>\n"
+    html = f"<h1>Questions: {escape(title_of(f'{folder}/README.md'))}</h1>\n"
+    html += "<p class=name>Name <span></span> Date <span></span></p>\n"
     for file in texts_of(folder):
-        heading, renderer = [], Renderer(file, page)
+        renderer, above, heading = Renderer(file, page), [], []
+        other = "README" not in file  # its title is above its questions
         for token in parse(file):
-            if token["type"] == "heading":
-                heading = [{**token, "attrs": {"level": 2}}]
+            if token["type"] == "heading" and token["attrs"]["level"] > 1:
+                heading = [{**token, "attrs": {"level": 2 + other}}]
+            elif token["type"] == "heading" and other:
+                above = [{**token, "attrs": {"level": 2}}]
             elif [*numbered([token])]:
-                html += renderer.html([*heading, token])
-                heading = []
+                html += renderer.html([*above, *heading, token])
+                above, heading = [], []
     return html

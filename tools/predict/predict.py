@@ -34,7 +34,7 @@ from compare import MULTI_GPU, comparable_options, compare, name_row, print_tabl
 from pairs import PAIRS
 from results import read_runs, warn
 
-DDP = {Path(right).stem for _, right, tag, _ in PAIRS if tag in ("DDP", "STRONG")}
+DDP = {Path(right).stem for _, right, tag, *_ in PAIRS if tag in ("DDP", "STRONG")}
 DDP.remove("ddp_unfinished")  # each process trains on all data
 IMAGENET = 1281167  # images
 WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
