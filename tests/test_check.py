@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import REPOSITORY, run, torchrun
+from conftest import REPOSITORY, fails, run, torchrun
 from torch.utils.flop_counter import FlopCounterMode
 
 import check
@@ -98,6 +98,13 @@ def test_missing_data_is_reported(exercise, tmp_path):
     found = json.loads(file.read_text())
     assert f"Problem: {found['problems'][0]}" == done.stdout.splitlines()[-1]
     assert found["all_reduce"] == [] and not (exercise / "logs").exists()
+
+
+def test_a_file_that_cannot_be_written_is_one_line(exercise, tmp_path):
+    (tmp_path / "file").write_text("here")
+    file = tmp_path / "file/check.json"
+    done = run(["bash", "run-2gpus.sh", "../tools/check.py", "--to", file], exercise)
+    fails(done, f"cannot write {file} (", "; use `--to FILE`, with a file")
 
 
 def test_wrong_numbers_and_too_few_cpus_are_reported(start):
@@ -219,6 +226,31 @@ def test_processes_are_judged(problems, warnings, here, tmp_path, monkeypatch):
     for kind, words in (("problems", problems), ("warnings", warnings)):
         assert len(job.found[kind]) == bool(words)
         assert re.search(words, " ".join(job.found[kind]))
+
+
+@pytest.mark.parametrize(
+    "asked, nccl, problem",
+    [
+        ("0", (2, 30, 7), "ranks 0, 1 on n1 share GPU a: start one torchrun"),
+        ("1", (2, 29, 9), "which needs NCCL 2.30: install PyTorch 2.14 or later"),
+        ("1", (2, 30, 7), ""),
+    ],
+)
+def test_a_shared_gpu_may_be_asked_for(
+    asked, nccl, problem, tmp_path, monkeypatch, capsys
+):
+    job = check.Job(tmp_path / "check.json")
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", asked)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+    monkeypatch.setattr(check.dist, "is_nccl_available", lambda: True)
+    gpus = {("n1", "a"): [process(0, "a"), process(1, "a")]}
+    gpus["n1", "b"] = [process(2, "b")]
+    check.check_gpu_sharing(job, gpus)
+    assert job.found["gpus_shared"] == 2
+    assert len(job.problems) == bool(problem)
+    assert problem in " ".join(job.problems)
+    shown = "share GPU a, as NCCL_MULTI_RANK_GPU_ENABLE asks for: they take turns"
+    assert (shown in capsys.readouterr().out) == (not problem)
 
 
 def test_exercises_with_complete_data_are_found(sample, tmp_path):

@@ -234,12 +234,19 @@ def test_user_errors(runs_folder):
     (runs_folder / "two.jsonl").write_text(result("ddp_unfinished", 2, 25, 0.1))
     steps = {"epochs": 2, "batch_size": 25, "steps": 6}
     (runs_folder / "steps.jsonl").write_text(result(ONE, 1, 25, 0.1, options=steps))
+    shared = result(TWO, 2, 25, 0.1, gpus_shared=1)
+    (runs_folder / "shared.jsonl").write_text(shared)
+    (runs_folder / "shared.json").write_text(
+        json.dumps(check() | {"gpus_shared": 1})
+    )
     for words, options in [
         ("no network; add --check FILE", "one.jsonl"),
         ("no runs; add a file, --model", "--site lumi --speed 5"),
         ("no site nowhere; .* a100-hdr, alvis", "one.jsonl --site nowhere"),
         ("add --images", "steps.jsonl --site lumi"),
         ("no run on one GPU", "two.jsonl --site lumi"),
+        ("no run with a GPU for each rank", "shared.jsonl --site lumi"),
+        ("in shared.json several ranks shared", "one.jsonl --check shared.json"),
     ]:
         with raises_user_error(words):
             call(predict, *options.split())

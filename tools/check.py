@@ -9,6 +9,9 @@ It needs only PyTorch and machine.py: copy both to any cluster, and run
 
     torchrun --standalone --nproc-per-node=4 check.py
 
+(If that prints nothing for ten seconds, the host's own name does not resolve: add
+--local-addr=127.0.0.1.)
+
 Prints the devices of each process, the speed of communication, of matrix products
 and of reading DATADIR. The last line says that all is well, or what is wrong and
 what to do. It takes less than two minutes. logs/check-JOB.json, or `--to FILE`, has
@@ -49,6 +52,7 @@ class Job:
     a missing rank, or a problem, before Gloo or NCCL would hang.
 
     Keys of `found`: backend; nodes (names); finished (the time, or null);
+    gpus_shared (the number of GPUs, if ranks share them, or null);
     processes (describe_process() and matmul_tflops() of each rank); all_reduce (over
     a node or "all", nodes, processes, bytes, seconds, bus_gb_per_s, correct); pairs
     (processes, bytes, alone_seconds, at_once_seconds); data (read_data() of each
@@ -62,7 +66,8 @@ class Job:
         name = os.environ.get("SLURM_JOB_ID", int(time.time()))
         self.file = file or Path("logs", f"check-{name}.json")
         lists = "nodes", "processes", "all_reduce", "pairs", "data"
-        self.found = {"backend": None, "finished": None} | {k: [] for k in lists}
+        self.found = dict.fromkeys(["backend", "finished", "gpus_shared"])
+        self.found |= {name: [] for name in lists}
         self.found |= {"problems": self.problems, "warnings": self.warnings}
         self.save()
         self.print(machine.describe_versions())
@@ -109,17 +114,28 @@ class Job:
     def give_up(self, text):
         """Print the error and end this process; torchrun then ends the job."""
         time.sleep(min(self.rank, 5))  # only the first rank prints it
+        print(f"Error: {text}", file=sys.stderr, flush=True)
         self.problems.append(text)
         self.save()
-        print(f"Error: {text}", file=sys.stderr, flush=True)
         os._exit(2)  # the main thread may be the one that hangs
 
     def save(self):
-        if self.rank == 0:
-            part = self.file.with_name(f"{self.file.name}.part")
-            self.file.parent.mkdir(exist_ok=True)
+        """Write the results; if that fails, print why and end this process."""
+        if self.rank != 0:
+            return
+        part = self.file.with_name(f"{self.file.name}.part")
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             part.write_text(json.dumps(self.found, indent=1) + "\n")
             part.replace(self.file)
+        except OSError as error:
+            text = f"cannot write {self.file} ({error}); use `--to FILE`, with"
+            print(
+                f"Error: {text} a file that you may write",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(2)
 
     def print(self, text):
         if self.rank == 0:
@@ -139,11 +155,7 @@ def check_processes(job):
         job.print(f"{text}{row['threads']} threads; TFLOP/s: {', '.join(speeds)}")
         gpus[row["node"], row["uuid"]].append(row)
         cpus[row["node"], row["cpus"]].append(row)
-    for (node, gpu), sharing in gpus.items():
-        if gpu and len(sharing) > 1:
-            ranks = ", ".join(str(row["rank"]) for row in sharing)
-            text = f"ranks {ranks} on {node} share GPU {gpu}: start one torchrun"
-            job.problems.append(f"{text} there, with a process for each GPU")
+    check_gpu_sharing(job, gpus)
     for (node, cpu), sharing in cpus.items():
         threads = sum(row["threads"] for row in sharing)
         if threads > sharing[0]["cpu_count"]:
@@ -160,6 +172,29 @@ def check_processes(job):
                 f"PyTorch sees none of this job's GPUs on {node}: install a PyTorch"
             )
             job.problems.append(f"{text} for them and for their driver (see line 1)")
+
+
+def check_gpu_sharing(job, gpus):
+    """Print which ranks share a GPU, and whether that was asked for and works.
+
+    gpus: {(node, UUID): rows of describe_process()}; without a GPU a UUID is None.
+    """
+    asked = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    for (node, gpu), sharing in gpus.items():
+        if not gpu or len(sharing) == 1:
+            continue
+        job.found["gpus_shared"] = len(gpus)
+        ranks = ", ".join(str(row["rank"]) for row in sharing)
+        text = f"ranks {ranks} on {node} share GPU {gpu}"
+        if not asked:
+            text += ": start one torchrun there, with a process for each GPU"
+            job.problems.append(text)
+        elif not machine.can_share_gpus():
+            text += ", which needs NCCL 2.30: install PyTorch 2.14 or later"
+            job.problems.append(text)
+        else:
+            text += ", as NCCL_MULTI_RANK_GPU_ENABLE asks for: they take turns, so"
+            job.print(f"{text} no speed below is that of a GPU of its own")
 
 
 def longest(device, group, seconds):

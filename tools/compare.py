@@ -11,18 +11,24 @@ speed-up      images (or tokens) per second relative to the baseline: the fastes
               options, except for --epochs, --lr, --seed, --optimizer and the like
 efficiency    speed-up per GPU
 memory        peak on rank 0: tensors on its GPU, or without a GPU the whole process
-runs          how often the command was run; its line is the median run
+runs          how often the command was run. Its line is the median run: of two runs
+              the faster one, of three the one in the middle
 spread        how much faster the fastest run was than the slowest
 owner         who ran it, by the name of the file or its folder
 
+A note says "repeat" until more than half of a command's runs are within 25 % of the
+fastest: other work on the machine can only slow a run down. Ranks that share a GPU
+take turns on it, so their runs have no speed-up.
+
 A second table compares each owner's runs with the owner's own baselines. Runs with
---verbose are left out, since they print in each step. Runs on different machines are
-never compared: each machine has its own tables.
+--verbose, which print in each step, and runs under the checkup are left out. Runs on
+different machines are never compared: each machine has its own tables.
 """
 
 import argparse
 import json
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from textwrap import fill
 
@@ -30,7 +36,7 @@ from common.errors import UserError
 from common.errors import run as run_main
 from html_page import write_page
 from pairs import PAIRS
-from results import find_files, name_owner, name_row, read_runs
+from results import find_files, name_owners, name_processors, name_row, read_runs
 
 # Runs may differ in these and still be compared. --profile covers the first epoch,
 # which does not count.
@@ -39,11 +45,11 @@ IGNORED_OPTIONS |= {"batch_size", "test_batch_size", "scheduler", "log_interval"
 IGNORED_OPTIONS |= {"save_model", "resume", "steps", "gpu", "profile"}
 # Runs with the same values in these fields are repeats of one command.
 REPEATED = ["name", "gpus", "nodes", "machine", "size", "options", "version"]
-REPEATED += ["profiled"]
+REPEATED += ["profiled", "gpus_shared"]
 # {header: (field of a row, format)}; those that are all empty, 0 or 1 are left out.
 COLUMNS = {
     "script": ("name", "{}"),
-    "GPUs": ("gpus", "{}"),
+    "GPUs": ("processors", "{}"),
     "nodes": ("nodes", "{}"),
     "per GPU": ("batch_per_gpu", "{}"),
     "batch": ("batch", "{}"),
@@ -60,21 +66,37 @@ COLUMNS = {
     "note": ("note", "{}"),
 }
 MAX_SPREAD, MAX_EFFICIENCY = 0.25, 1.05  # more: the machine was busy
+MAX_WIDTH = 160  # of a table, in characters
+# Tags of pairs with another training set, or with the same name on both sides
+NOT_COMPARED = "DATA", "FIX"
+# Tags of pairs whose right side is for several GPUs, also where it ran on one
+MULTI_GPU = {"DP", "DDP", "MIRRORED", "TP", "CP", "PP"}
+MORE_PAIRS = [("single.py", "multi_worker_mirrored.py", "MIRRORED")]  # in no list
 
-# {script: its counterpart on one GPU}, the scripts for several GPUs, and those that
-# always use AMP. multi_worker_mirrored.py is in no pair.
-BASELINE_OF = {"multi_worker_mirrored": "single"}
-MULTI_GPU, AMP = {"multi_worker_mirrored"}, set()
-STRONG = {Path(right).stem for _, right, tag, *_ in PAIRS if tag == "STRONG"}
-for left, right, tag, *_ in PAIRS:
-    left, right = Path(left).stem, Path(right).stem
-    if tag != "DATA":
-        BASELINE_OF[right] = BASELINE_OF.get(left, left)
-    if tag in ("DP", "DDP", "MIRRORED", "TP", "PP") or left in MULTI_GPU:
-        MULTI_GPU.add(right)
-    if tag == "AMP" or left in AMP:
-        AMP.add(right)
-SINGLE = {*BASELINE_OF.values()}
+
+@cache
+def trace_pairs(script):
+    """Return the one-GPU script from which pairs lead to a script, and their tags.
+
+    A script that is on no pair's right side is the first itself.
+    """
+    for left, right, tag, *_ in [*PAIRS, *MORE_PAIRS]:
+        if Path(right).stem == script and tag not in NOT_COMPARED:
+            single, tags = trace_pairs(Path(left).stem)
+            return single, tags | {tag}
+    return script, frozenset()
+
+
+@cache
+def is_known(script):
+    """Return whether a script is in a pair."""
+    pairs = [*PAIRS, *MORE_PAIRS]
+    return script in {Path(file).stem for pair in pairs for file in pair[:2]}
+
+
+def is_multi_gpu(script):
+    """Return whether a script is for several GPUs, also where it ran on one."""
+    return bool(MULTI_GPU & trace_pairs(script)[1])
 
 
 def find_single(row, rows):
@@ -83,26 +105,28 @@ def find_single(row, rows):
     A student's script is usually a changed copy: take the baseline of a known script
     among `rows` that has the same options.
     """
-    script = row["script"]
-    if script in SINGLE or script in BASELINE_OF:
-        return BASELINE_OF.get(script, script)
-    for other in rows:
-        known = other["script"] in SINGLE or other["script"] in BASELINE_OF
-        if known and other["options"].keys() == row["options"].keys():
-            return BASELINE_OF.get(other["script"], other["script"])
-    return script
+    if not is_known(row["script"]):
+        for other in rows:
+            same = other["options"].keys() == row["options"].keys()
+            if same and is_known(other["script"]):
+                return trace_pairs(other["script"])[0]
+    return trace_pairs(row["script"])[0]
 
 
 def summarise(runs):
-    """Return the runs of one command as a row: the median run with all notes."""
+    """Return the runs of one command as a row: the median run, the faster of two."""
     runs = sorted(runs, key=lambda run: run["speed"])
     owners = sorted({run["owner"] for run in runs})
-    row = runs[(len(runs) - 1) // 2].copy()
+    row = runs[len(runs) // 2].copy()
+    row["notes"] = [*row["notes"]]
     row["runs"] = len(runs)
     row["spread"] = runs[-1]["speed"] / runs[0]["speed"] - 1
     row["owner"] = ", ".join(owners) if len(owners) < 4 else f"{len(owners)} people"
-    row["notes"] = [note for run in runs for note in run["notes"]]
-    if row["spread"] > MAX_SPREAD:
+    row["processors"] = str(row["gpus"])
+    if row["gpus_shared"]:
+        row["processors"] = name_processors(row)
+    slower = runs[-1]["speed"] / runs[(len(runs) - 1) // 2]["speed"] - 1
+    if slower > MAX_SPREAD:  # half of the runs, or more, were disturbed
         text = f"spread {row['spread']:.0%}, so the machine was busy"
         row["notes"].append(f"{text}: repeat {name_row(row)}")
     if row["epochs"] == 1:
@@ -113,7 +137,8 @@ def summarise(runs):
 def comparable_options(run):
     """Return what must be the same in runs that are compared, mostly options."""
     options = {k: v for k, v in run["options"].items() if v is not None}
-    options |= {"AMP": run["script"] in AMP, "version": run["version"]}
+    amp = "AMP" in trace_pairs(run["script"])[1]
+    options |= {"AMP": amp, "version": run["version"]}
     options["profiled"] = run["profiled"]
     return {k: v for k, v in options.items() if k not in IGNORED_OPTIONS}
 
@@ -121,7 +146,7 @@ def comparable_options(run):
 def find_baseline(row, bases):
     """Return the baseline of a row, or None, and the batch that they share."""
     batches = [(row["batch_per_gpu"], "per GPU"), (row["batch"], "in total")]
-    if row["script"] in STRONG:
+    if "STRONG" in trace_pairs(row["script"])[1]:
         batches.reverse()
     options = comparable_options(row)
     bases = [base for base in bases if comparable_options(base) == options]
@@ -136,8 +161,14 @@ def find_baseline(row, bases):
 
 def add_speedup(row, bases):
     """Set a row's baseline, speed-up and efficiency, and add notes on them."""
+    row["base"], row["base_batch"] = None, ""
+    row["speedup"] = row["efficiency"] = None
+    if row["gpus_shared"]:
+        text = f"no speed-up: {name_processors(row)} take turns"
+        row["notes"].append(f"{text}, so their speed says nothing about more GPUs")
+        return
     base, row["base_batch"] = find_baseline(row, bases)
-    row["base"], row["speedup"], row["efficiency"] = base, None, None
+    row["base"] = base
     if base is None:
         batches = " or ".join(map(str, sorted({row["batch_per_gpu"], row["batch"]})))
         text = f"no run on one GPU of this machine with batch {batches} and the same"
@@ -185,9 +216,10 @@ def compare(runs):
         groups[row["machine"], script, size].append(row)
     for (machine, script, size), rows in sorted(groups.items()):
         rows.sort(key=lambda row: (row["gpus"], -row["speed"]))
-        bases = [r for r in rows if r["gpus"] == 1 and r["script"] not in MULTI_GPU]
-        if script in SINGLE:  # a student's script is not a baseline
-            bases = [r for r in bases if find_single(r, []) == script]
+        bases = [row for row in rows if row["gpus"] == 1]
+        bases = [row for row in bases if not is_multi_gpu(row["script"])]
+        if is_known(script):  # a student's script is not a baseline
+            bases = [row for row in bases if find_single(row, []) == script]
         options = set_differences(rows)
         for row in rows:
             add_speedup(row, bases)
@@ -222,13 +254,17 @@ def make_table(rows):
 
 def make_owner_table(runs, owners):
     """Return a table like make_table(), of speed-ups by each owner's own runs."""
-    lines = [["owner", "run", "speed-up"]]
+    lines, owned = [["owner", "run", "speed-up"]], defaultdict(list)
+    for run in runs:
+        owned[run["owner"]].append(run)
     for owner in owners:
-        groups = compare([run for run in runs if run["owner"] == owner])
+        groups = compare(owned[owner])
         rows = [row for rows in groups.values() for row in rows if row["gpus"] > 1]
         for row in rows:
-            text = f"{row['gpus']} x {row['processor']}: {describe(row)}"
+            text = f"{name_processors(row)}: {describe(row)}"
             speedup = f"{row['speedup']:.2f}" if row["base"] else "no baseline"
+            if row["gpus_shared"]:
+                speedup = "shared GPU"
             lines.append([owner, text, speedup])
         if not rows:
             lines.append([owner, "no run on several GPUs", ""])
@@ -236,12 +272,26 @@ def make_owner_table(runs, owners):
 
 
 def print_table(lines, notes):
-    """Print the lines of a table, and below it the numbered notes."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(map(str.rjust, line, widths)))
+    """Print the lines of a table, and below it the numbered notes.
+
+    Columns that do not fit into MAX_WIDTH follow below, beside the first column.
+    """
+    first, *columns = zip(*lines, strict=True)
+    parts = [[first]]
+    for column in columns:
+        part = [*parts[-1], column]
+        width = sum(2 + max(map(len, column)) for column in part) - 2
+        if width > MAX_WIDTH and len(part) > 2:
+            parts.append([first, column])
+        else:
+            parts[-1] = part
+    for i, part in enumerate(parts):
+        print(end="\n" * (i > 0))
+        widths = [max(map(len, column)) for column in part]
+        for line in zip(*part, strict=True):
+            print("  ".join(map(str.rjust, line, widths)))
     for number, note in enumerate(notes, start=1):
-        print(f"  {number}: {note}")
+        print(fill(f"  {number}: {note}", MAX_WIDTH, subsequent_indent="     "))
 
 
 def plot(groups, file):
@@ -258,7 +308,10 @@ def plot(groups, file):
         points = [(row["gpus"], row["speedup"]) for row in rows]
         label = f"{name}: {', '.join(f'{y:.2f} on {x}' for x, y in points)}"
         axes.plot(*zip((1, 1), *points, strict=True), "o-", label=fill(label, 64))
-    most = max(row["gpus"] for rows in groups.values() for row in rows)
+    rows = [
+        row for rows in groups.values() for row in rows if not row["gpus_shared"]
+    ]
+    most = max((row["gpus"] for row in rows), default=1)
     axes.plot([1, most], [1, most], "--", color="gray", label="ideal")
     axes.set(xlabel="GPUs or CPU cores", ylabel="speed-up")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -283,11 +336,11 @@ def main():
     runs = read_runs(files)
     groups = compare(runs)
     tables = {title: make_table(rows) for title, rows in groups.items()}
-    owners = sorted({name_owner(file, files) for file in files})
+    owners = sorted({*name_owners(files).values()})
     if len(owners) > 1:
         tables["The pairs of each owner"] = make_owner_table(runs, owners)
     for title, (lines, notes) in tables.items():
-        print(f"\n{title}")
+        print(f"\n{fill(title, MAX_WIDTH)}")
         print_table(lines, notes)
     print()
     if args.html:

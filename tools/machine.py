@@ -42,6 +42,11 @@ def describe_versions():
     return f"PyTorch {torch.__version__}, {built}, driver {driver}"
 
 
+def can_share_gpus():
+    """Return whether NCCL lets several ranks share a GPU."""
+    return dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 30)
+
+
 def describe_process(rank, device):
     """Return the device, CPUs, threads and versions of this process."""
     cpu = getattr(torch.cpu, "get_capabilities", dict)()  # from PyTorch 2.10 on

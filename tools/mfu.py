@@ -17,12 +17,14 @@ import argparse
 import json
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.errors import UserError
 from common.errors import run as run_main
 from compare import print_table
 from results import read_runs
@@ -63,7 +65,14 @@ PEAKS = {
 def read_check(file):
     """Return what check.py measured, in the form of PEAKS."""
     peaks = {}
-    for process in json.loads(Path(file).read_text())["processes"]:
+    try:
+        check = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {error}; run check.py first") from None
+    if check.get("gpus_shared"):
+        text = f"in {file} several ranks shared a GPU"
+        raise UserError(f"{text}; run check.py with one process per GPU")
+    for process in check["processes"]:
         tflops = {k: v for k, v in process.items() if k.endswith("_tflops")}
         # The fastest: where 16 bits are slower, --amp stays in float32.
         peaks[process["device"]] = tflops["float32_tflops"], max(tflops.values())
@@ -73,18 +82,30 @@ def read_check(file):
 def count_flop(options):
     """Return the FLOPs of training on one image, or on one token."""
     if "arch" in options:
-        from get_parameters import count_costs
+        return count_image_flop(options["arch"], options["image_size"])
+    sizes = [options[name] for name in ("layers", "width", "heads", "length")]
+    return count_token_flop(*sizes)
 
-        return count_costs(options["arch"], 2, options["image_size"])["training"]
+
+@cache
+def count_image_flop(arch, image_size):
+    """Return count_flop() of the models in cifar100_demo/."""
+    from get_parameters import count_costs
+
+    return count_costs(arch, 2, image_size)["training"]
+
+
+@cache
+def count_token_flop(layers, width, heads, length):
+    """Return count_flop() of the transformer in dp_ddp_intro/ and beyond_ddp/."""
     from model import Transformer
 
-    sizes = [options[name] for name in ("layers", "width", "heads", "length")]
     with torch.device("meta"):  # tensors have shapes but no data
-        model = Transformer(*sizes)
-        tokens = torch.zeros(1, options["length"], dtype=torch.long)
+        model = Transformer(layers, width, heads, length)
+        tokens = torch.zeros(1, length, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(tokens)[0], tokens[0]).backward()
-    return counter.get_total_flops() / options["length"]
+    return counter.get_total_flops() / length
 
 
 def uses_16_bits(options):
@@ -112,8 +133,9 @@ def main():
     for run in runs:
         half = uses_16_bits(run["options"])
         flop = count_flop(run["options"])
-        tflops = run["speed"] * flop / run["gpus"] / 1e12
-        line = [run["name"], str(run["gpus"]), str(run["batch"])]
+        gpus = run["gpus_shared"] or run["gpus"]
+        tflops = run["speed"] * flop / gpus / 1e12
+        line = [run["name"], str(gpus), str(run["batch"])]
         line += [f"{run['speed']:.1f}", f"{flop / 1e9:.3g}", f"{tflops:.3g}"]
         line.append("16 bits" if half else "float32")
         device = run["cpu"] if run["processor"] == "CPU core" else run["processor"]

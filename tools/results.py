@@ -25,43 +25,60 @@ def find_files(names):
     return list(files.values())
 
 
-def name_owner(file, files):
-    """Return who handed in a file: its path below the common folder of all files."""
+def name_owners(files):
+    """Return {file: who handed it in}: its path below the folder of all files."""
     if len(files) == 1:
-        return ""
-    folder = os.path.commonpath([os.path.abspath(os.path.dirname(f)) for f in files])
-    name = os.path.relpath(file, folder).removesuffix(".jsonl")
-    return name.removesuffix("/results").removesuffix("/logs")
+        return {files[0]: ""}
+    paths = [os.path.abspath(file) for file in files]
+    folder = os.path.commonpath(map(os.path.dirname, paths))
+    names = [os.path.relpath(path, folder).removesuffix(".jsonl") for path in paths]
+    names = [name.removesuffix("/results").removesuffix("/logs") for name in names]
+    return dict(zip(files, names, strict=True))
+
+
+def is_verbose(run):
+    return run["options"].get("verbose")
+
+
+def is_checked(run):
+    return run.get("checkup")
+
+
+def leave_out(runs, reason, which):
+    """Return the runs but those for which which() is true, and say how many."""
+    kept = [run for run in runs if not which(run)]
+    if count := len(runs) - len(kept):
+        warn(f"left out {count} run{'s' * (count > 1)} {reason}")
+    return kept
 
 
 def read_runs(files):
     """Return the runs in these .jsonl files, a dict each, or raise UserError.
 
-    Lines that are not runs are left out, and so are runs with --verbose, which print
-    in each step.
+    Lines that are not runs are left out, and so are runs whose speed says nothing:
+    those with --verbose, and those under the checkup.
     """
-    runs = []
+    runs, owners = [], name_owners(files)
     for file in files:
         try:
             text = Path(file).read_text("utf-8-sig", errors="replace")
         except OSError as error:
             text = f"cannot read {file}: {error.strerror}"
             raise UserError(f"{text}; run a script first") from None
-        owner, broken = name_owner(file, files), []
+        broken = []
         lines = [line for line in text.split("\n") if line.strip()]
         for line in dict.fromkeys(lines):  # each once
             try:
-                runs.append(parse_run(json.loads(line), owner))
+                runs.append(parse_run(json.loads(line), owners[file]))
             except (ValueError, TypeError, LookupError, ArithmeticError) as error:
                 broken.append(f"{type(error).__name__}: {error}")
         if broken:
             warn(f"{file}: left out {len(broken)} lines, the first by {broken[0]}")
-    kept = [run for run in runs if not run["options"].get("verbose")]
-    if count := len(runs) - len(kept):
-        warn(f"left out {count} runs with --verbose, which prints in each step")
-    if not kept:
+    runs = leave_out(runs, "with --verbose, which prints in each step", is_verbose)
+    runs = leave_out(runs, "under the checkup, which slows them down", is_checked)
+    if not runs:
         raise UserError("no results in these files; run a script first")
-    return kept
+    return runs
 
 
 def parse_run(fields, owner=""):
@@ -71,10 +88,12 @@ def parse_run(fields, owner=""):
     batch: of all GPUs; speed, size: images (or tokens) per second, and per epoch
     processor: a GPU's name, or "CPU core"; machine: with the CPU's name
     epochs: epochs that ran, without fine-tuning
+    gpus_shared: how many GPUs the `gpus` ranks share, or None if each has its own
     notes: what is unusual about the run, in words
     """
-    run, options = {"accuracy": None, "training_seconds": None}, fields["options"]
+    run = dict.fromkeys(["accuracy", "training_seconds", "gpus_shared"])
     run |= fields | {"owner": owner, "notes": []}
+    options = run["options"]
     path = Path(run["script"])
     run["script"] = path.stem
     run["name"] = str(Path(path.parent.name, path.stem))
@@ -100,6 +119,14 @@ def parse_run(fields, owner=""):
     return run
 
 
+def name_processors(row):
+    """Return how many processors a run had: "2 x NVIDIA H200"."""
+    if shared := row["gpus_shared"]:
+        gpus = f"{shared} {row['processor']}{'s' * (shared > 1)}"
+        return f"{row['gpus']} ranks on {gpus}"
+    return f"{row['gpus']} x {row['processor']}"
+
+
 def name_row(row):
     """Return what ran on which processors, as in the first line of a run."""
-    return f"{row['name']} on {row['gpus']} x {row['processor']}"
+    return f"{row['name']} on {name_processors(row)}"

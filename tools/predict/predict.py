@@ -30,12 +30,10 @@ from links import load_json, load_site, make_links
 from step_model import Step, Workload, best_and_worst, fit, fit_compute, predict_step
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from compare import MULTI_GPU, comparable_options, compare, name_row, print_table
+from compare import comparable_options, compare, is_multi_gpu, name_row, print_table
 from pairs import PAIRS
-from results import read_runs, warn
+from results import leave_out, read_runs, warn
 
-DDP = {Path(right).stem for _, right, tag, *_ in PAIRS if tag in ("DDP", "STRONG")}
-DDP.remove("ddp_unfinished")  # each process trains on all data
 IMAGENET = 1281167  # images
 WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
 HOST_BOUND = 2  # times as long as the arithmetic takes at ResNet-50's FLOP/s
@@ -120,6 +118,18 @@ def format_verdict(rows, workload, max_gpus):
     )
 
 
+def is_ddp(script):
+    """Return whether a script's pair is about DDP and nothing else."""
+    if script == "ddp_unfinished":  # each process trains on all data
+        return False
+    tags = {tag for _, right, tag, *_ in PAIRS if Path(right).stem == script}
+    return bool(tags & {"DDP", "STRONG"})
+
+
+def shares_gpus(run):
+    return run["gpus_shared"]
+
+
 def step_seconds(run):
     """Return the seconds per step of a run, whose speed may be in tokens."""
     return run["batch"] * run["options"].get("length", 1) / run["speed"]
@@ -131,11 +141,16 @@ def measured_workload(files, images, links):
     images: per epoch, or None to use those of the runs. The runs are compare()'s on
     the fewest GPUs and, if those are one, on two.
     """
-    groups = compare(read_runs(files)).values()
+    runs = leave_out(read_runs(files), "whose ranks share a GPU", shares_gpus)
+    groups = compare(runs).values()
+    if not groups:
+        raise UserError(
+            "no run with a GPU for each rank; run the script without DDP"
+        )
     newest = max(groups, key=lambda runs: max(run["end"] for run in runs))
     newest = sorted(newest, key=lambda run: run["end"])
-    single = [r for r in newest if r["gpus"] == 1 and r["script"] not in MULTI_GPU]
-    several = [run for run in newest if run["gpus"] > 1 and run["script"] in DDP]
+    single = [r for r in newest if r["gpus"] == 1 and not is_multi_gpu(r["script"])]
+    several = [run for run in newest if run["gpus"] > 1 and is_ddp(run["script"])]
     if not single + several:
         raise UserError("no run on one GPU; run the script without DDP")
     fewest = min(run["gpus"] for run in single or several)
@@ -265,6 +280,10 @@ def main():
     args = parse_options()
     site = load_site(args.site) if args.site else {}
     checks = [load_json(file, "all_reduce") for file in args.check]
+    for file, check in zip(args.check, checks, strict=True):
+        if check.get("gpus_shared"):
+            text = f"in {file} several ranks shared a GPU"
+            raise UserError(f"{text}; run check.py with one process per GPU")
     links = make_links(site, checks)
     max_gpus = args.gpus
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
