@@ -33,6 +33,7 @@ PHASES = {  # of a step, by the prefixes of their operators
     "optimizer": ("Optimizer.step",),
 }
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+MAX_BANDS = 20  # a GPU's trace has some ten
 # Not work: step markers on the GPU's timeline and the profiler's own overhead.
 SKIPPED = ("gpu_user_annotation", "overhead", "Trace")
 
@@ -100,8 +101,19 @@ def find_phases(bands):
     return phases
 
 
+def pick_busiest(bands):
+    """Return the MAX_BANDS bands whose operators take the longest, and say so."""
+    if len(bands) <= MAX_BANDS:
+        return bands
+    print(f"{len(bands)} threads and streams: plots the {MAX_BANDS} busiest")
+    busy = {band: sum(row[2] for row in events) for band, events in bands.items()}
+    busiest = sorted(bands, key=busy.get, reverse=True)[:MAX_BANDS]
+    return {band: bands[band] for band in busiest}
+
+
 def plot(bands, file):
     """Save a PNG with a row of bars for each band."""
+    bands = pick_busiest(bands)
     names = {band: name_band(band, events) for band, events in bands.items()}
     # The main thread, the other threads, then the GPU streams.
     order = sorted(bands, key=lambda band: (band[0], names[band] != "main thread"))

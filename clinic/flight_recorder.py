@@ -8,6 +8,7 @@ It is for Gloo, which writes no file when a collective times out.
 """
 
 import pickle
+import reprlib
 import runpy
 import sys
 import sysconfig
@@ -54,6 +55,19 @@ def is_script(file):
     return not any(part in file for part in LIBRARIES)
 
 
+def describe(entry):
+    """Return a collective's number, name and shapes, and the script's line.
+
+    The shapes are shortened: printing lists within lists may take for ever.
+    """
+    words = [str(int(entry["collective_seq_id"])), entry["profiling_name"]]
+    words.append(reprlib.repr(entry["input_sizes"]))
+    calls = [call for call in entry["frames"] if is_script(call["filename"])]
+    for call in calls[:1]:
+        words += ["at", call["filename"] + f":{int(call['line'])}"]
+    return " ".join(words)
+
+
 def print_unfinished():
     """Print each rank's unfinished collectives, and the script's lines."""
     if not FOLDER.is_dir():
@@ -61,13 +75,16 @@ def print_unfinished():
         raise UserError(f"no {FOLDER}/; run `{command}`")
     for file in sorted(FOLDER.iterdir()):
         with file.open("rb") as trace:
-            entries = DataUnpickler(trace).load()["entries"]
-        for entry in entries:
-            if not entry["retired"]:
-                number, name = entry["collective_seq_id"], entry["profiling_name"]
-                print(f"{file.name}: {number} {name} {entry['input_sizes']}", end="")
-                calls = [c for c in entry["frames"] if is_script(c["filename"])]
-                print(*(f" at {c['filename']}:{c['line']}" for c in calls[:1]))
+            try:
+                entries = DataUnpickler(trace).load()["entries"]
+                lines = [
+                    describe(entry) for entry in entries if not entry["retired"]
+                ]
+            except Exception as error:  # as many kinds as a damaged file has
+                text = f"{file} is not a trace ({type(error).__name__}: {error})"
+                raise UserError(f"{text}; delete it") from None
+        for line in lines:
+            print(f"{file.name}: {line}")
 
 
 def main():

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import struct
 import sys
 from itertools import pairwise
 from statistics import median
@@ -193,6 +194,12 @@ def test_plot_of_a_gpus_trace(tmp_path):
     phases = plot_trace.find_phases(bands)
     assert phases == {"forward": 0, "backward": 4, "optimizer": 14}
     plot_trace.plot(bands, tmp_path / "trace.png")
+    many = {(True, 0, i): [("kernel", 0, i)] for i in range(3000)}
+    bands = plot_trace.pick_busiest(many)
+    assert {*bands} == {(True, 0, i) for i in range(2980, 3000)}
+    plot_trace.plot(many, tmp_path / "many.png")
+    height = struct.unpack(">I", (tmp_path / "many.png").read_bytes()[20:24])
+    assert height[0] < 3000
 
 
 def test_plots_skip_incomplete_lines(tmp_path, monkeypatch):

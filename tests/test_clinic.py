@@ -93,5 +93,19 @@ def test_flight_recorder_runs_no_code_and_names_mistakes(tmp_path):
     file.parent.mkdir(parents=True)
     file.write_bytes(pickle.dumps({"entries": [Malicious()]}))
     done = run(command, clinic)
-    assert "UnpicklingError: it would import posix.system" in done.stderr
+    fails(
+        done, "not a trace (UnpicklingError: it would import posix.system); delete"
+    )
     assert not (clinic / "ran").exists()
+    sizes = [25, 3]
+    for _ in range(99):  # 2^99 numbers, if all were printed
+        sizes = [sizes, sizes]
+    entry = {"retired": False, "collective_seq_id": 7, "frames": []}
+    entry |= {"profiling_name": "gloo:all_reduce", "input_sizes": sizes}
+    file.write_bytes(pickle.dumps({"entries": [entry]}))
+    done = run(command, clinic, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("rank_0: 7 gloo:all_reduce [[[[[[...")
+    assert len(done.stdout) < 1000
+    file.write_bytes(pickle.dumps({"entries": [entry | {"profiling_name": sizes}]}))
+    fails(run(command, clinic, timeout=60), "rank_0 is not a trace (TypeError: ")
