@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 
-from common.errors import UserError, loading
+from common.errors import UserError, explain
 
 
 class AppState(Stateful):
@@ -56,7 +56,7 @@ def check_complete(folder):
 def resuming(folder):
     """Check a folder; turn errors of dcp.load() in this block into a UserError."""
     check_complete(folder)
-    with loading(folder, "a checkpoint of this script"):
+    with explain(f"{folder} is not a checkpoint of this script", "use another"):
         try:
             yield
         except CheckpointException as error:  # it has those of all ranks

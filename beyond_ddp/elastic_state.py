@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError, loading
+from common.errors import UserError, explain
 
 
 def split_batch(args, world_size):
@@ -44,7 +44,7 @@ def load_checkpoint(args, model, optimizer):
     """
     file, epoch, options = Path(args.checkpoint), 0, format_options(args)
     if file.exists():
-        with loading(file, "a checkpoint of this script"):
+        with explain(f"{file} is not a checkpoint of this script", "delete it"):
             saved = torch.load(file, "cpu", weights_only=True)
             epoch, options = saved["epoch"], saved["options"]
             if options == format_options(args):

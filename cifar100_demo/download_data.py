@@ -10,8 +10,7 @@ DATADIR or, if that is not set, to data/ in the repository.
 import torch
 from torchvision.datasets import CIFAR100
 
-from common.data import data_dir
-from common.download import download_options
+from common.download import download_options, downloading, target_dir
 from common.errors import run
 from common.prepare import save_split
 from dataset import NAME, SPLITS
@@ -19,10 +18,11 @@ from dataset import NAME, SPLITS
 
 def main():
     args = download_options(__doc__).parse_args()
-    folder = data_dir(NAME)
+    folder = target_dir(NAME)
     for split in SPLITS:
         root, train = args.source or folder.parent, split == "train"
-        photos = CIFAR100(root, train=train, download=not args.source)
+        with downloading(NAME, args.source):
+            photos = CIFAR100(root, train=train, download=not args.source)
         images = torch.from_numpy(photos.data).permute(0, 3, 1, 2).contiguous()
         save_split(folder, split, images, torch.tensor(photos.targets))
 

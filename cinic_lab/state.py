@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import UserError, loading
+from common.errors import UserError, explain
 from ranks import gather_from_ranks, get_random_states, get_rank, set_random_states
 
 LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
@@ -48,7 +48,7 @@ class TrainingState:
 
     def resume(self, file):
         """Load a checkpoint, saved by any number of ranks."""
-        with loading(file, "a checkpoint of this script"):
+        with explain(f"{file} is not a checkpoint of this script", "use another"):
             content = torch.load(file, map_location="cpu", weights_only=True)
             options, epoch = content["options"], content["epoch"]
             for name in OPTIONS:

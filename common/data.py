@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from common.errors import UserError, loading
+from common.errors import UserError, explain
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -65,7 +65,7 @@ def load_prepared(name, *splits):
                 "synthetic data `python sample_data.py` and the command it prints"
             )
         file.read_bytes()  # into the page cache: random reads of a network are slow
-        with loading(file, "prepared data"):
+        with explain(f"{file} is not prepared data", "run download_data.py again"):
             saved = torch.load(file, mmap=True, weights_only=True)
             images, labels = saved["images"], saved["labels"]
             found = images.dtype, images.ndim, labels.dtype, labels.shape, len(saved)

@@ -1,16 +1,20 @@
 """What the download_data.py of several lessons share."""
 
 import argparse
-import shutil
-import zipfile
+import socket
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch.hub import download_url_to_file
 from torchvision.datasets.utils import check_md5
 
 from common.data import data_dir
-from common.errors import UserError
+from common.errors import UserError, explain
 from common.prepare import prepare
+from common.synthetic import MARK
+
+TIMEOUT = 60  # seconds in which a server sends nothing
 
 
 def download_options(doc):
@@ -23,29 +27,55 @@ def download_options(doc):
     return parser
 
 
+def target_dir(name):
+    """Return data_dir(name), or raise UserError if it has synthetic data."""
+    folder = data_dir(name)
+    if (folder / MARK).exists():
+        fix = "run `unset DATADIR`, or set DATADIR to another folder"
+        raise UserError(f"{folder} has synthetic data: {fix}")
+    return folder
+
+
+@contextmanager
+def downloading(address, source=None):
+    """Turn errors of this block into one line. source: the folder of --from."""
+    problem, fix = f"cannot download {address}", "try again, on a login node"
+    if source:
+        problem, fix = f"{source} does not have the data", "see --help"
+    old = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
+    try:
+        with explain(problem, fix):
+            yield
+    finally:
+        socket.setdefaulttimeout(old)
+
+
 def download_images(doc, name, raw, url, unpack, splits, size, md5=None):
     """Run the command download_data.py: get image files, and prepare() them.
 
     They come from --from DIR with SPLIT/CLASS/, or from DATADIR/name/raw, where
     unpack(archive, folder) unpacks the archive at url. Raises UserError if it cannot
-    be downloaded, or is another one than expected.
+    be downloaded, or is another one than expected; then nothing of it is kept.
     """
     parser = download_options(doc)
     parser.add_argument("--url", default=url, help="address of the archive")
     args = parser.parse_args()
-    source = args.source or data_dir(name) / raw
-    archive, part = source.with_suffix(".archive"), source.with_suffix(".part")
+    folder = target_dir(name)
+    source = args.source or folder / raw
     if not source.exists() and not args.source:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Its own folder: somebody else may download the same at the same time.
+        with TemporaryDirectory(dir=folder) as own, downloading(args.url):
+            archive, photos = Path(own, "archive"), Path(own, "photos")
+            photos.mkdir()
             download_url_to_file(args.url, str(archive))
             if md5 and not check_md5(archive, md5):
-                raise OSError("its checksum is wrong")
-            unpack(archive, part)
-        except (OSError, zipfile.BadZipFile) as error:
-            raise UserError(f"{args.url}: {error}; try on a login node") from None
-        finally:
-            archive.unlink(missing_ok=True)
-        part.rename(source)
-    prepare(source, data_dir(name), splits, size)
+                raise UserError(f"{args.url}: its checksum is wrong; try again")
+            unpack(archive, photos)
+            if not source.exists():
+                photos.rename(source)
+    missing = [split for split in splits if not (source / split).is_dir()]
+    if missing:
+        raise UserError(f"no folder {source / missing[0]}: see --help")
+    prepare(source, folder, splits, size)

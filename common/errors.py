@@ -15,27 +15,28 @@ class UserError(Exception):
 
 
 @contextmanager
-def loading(file, kind):
-    """Turn each error of this block into a UserError: the file is not of this kind.
+def explain(problem, fix):
+    """Turn each error of this block into a UserError: problem, its reason, and fix.
 
-    Damaged files raise errors of many types.
+    For files and servers, which can be wrong in more ways than one can name. What
+    run() says in one line is raised as it is.
     """
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
+        if isinstance(error, UserError) or is_file_error(error):
+            raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
-        fix = "use another file, or make it again"
-        raise UserError(f"{file} is not {kind} ({reason}): {fix}") from None
+        raise UserError(f"{problem} ({reason}): {fix}") from None
 
 
 def is_file_error(error):
-    """Return whether an OSError is about a file that cannot be used, or a full disk.
+    """Return whether a file cannot be used, or a disk is full.
 
-    Sockets' and processes' errors name no file. A missing file is often a bug.
+    A socket's or process's error names no file, and a server's has no number. A
+    missing file is often a bug.
     """
-    if isinstance(error, FileNotFoundError):
+    if not isinstance(error, OSError) or error.errno in (None, errno.ENOENT):
         return False
     return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT)
 

@@ -5,6 +5,8 @@ A job that decoded images would keep its GPU waiting, and pay for it.
 
 import os
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from PIL import Image
@@ -20,11 +22,13 @@ def save_split(folder, split, images, labels):
     images: uint8 (N, C, H, W); labels: int64 (N,).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file, part = folder / f"{split}.pt", folder / f"{split}.pt.part"
-    part.unlink(missing_ok=True)  # or a link would be followed
-    with part.open("wb") as stream:  # a path would hide a full disk
-        torch.save({"images": images, "labels": labels}, stream)
-    part.replace(file)  # so a killed run leaves no half of it
+    file = folder / f"{split}.pt"
+    # In its own folder first: a killed run leaves no half, and two can run at once.
+    with TemporaryDirectory(dir=folder) as own:
+        part = Path(own, file.name)
+        with part.open("wb") as stream:  # a path would hide a full disk
+            torch.save({"images": images, "labels": labels}, stream)
+        part.replace(file)
     print(f"{file}: {len(labels):,} images, {file.stat().st_size / 1e6:.1f} MB")
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from common.data import REPOSITORY
 
 SYNTHETIC_DIR = REPOSITORY / "data" / "sample"
+MARK = "synthetic"  # an empty file beside synthetic data, which are no real data
 
 
 def background(rng, width, height):
@@ -33,6 +34,8 @@ def make_synthetic_data(doc, name, splits, make):
     folder = args.to / name
     if not all((folder / f"{split}.pt").exists() for split in splits):
         print(f"Making {folder}", flush=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
         make(folder, args.scale)
     datadir = shlex.quote(str(args.to.resolve()))
     print(f"{folder} is ready: run `export DATADIR={datadir}`")

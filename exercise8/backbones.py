@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torchvision.models import VGG16_Weights, vgg
 
-from common.errors import UserError, loading
+from common.errors import UserError, explain
 
 # The layers of VGG16, configuration D of arXiv:1409.1556: output channels of its 13
 # convolutions, and max-pooling ("M"). tinyvgg has an eighth of the channels, which
@@ -38,7 +38,7 @@ def load_features(backbone, weights="imagenet"):
             f"no weights in {file}: run `python download_weights.py` on a login "
             "node, or add --backbone tinyvgg"
         )
-    with loading(file, f"the weights of {backbone}"):
+    with explain(f"{file} has no weights of {backbone}", "download it again"):
         state = torch.load(file, map_location="cpu", weights_only=True)
         state = {k: v for k, v in state.items() if k.startswith("features.")}
         nn.ModuleDict({"features": features}).load_state_dict(state)

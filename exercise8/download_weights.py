@@ -6,15 +6,14 @@ torch.hub's folder: ~/.cache/torch, or TORCH_HOME if that is set.
 
 from torchvision.models import VGG16_Weights
 
-from backbones import WEIGHTS
-from common.errors import UserError, run
+from backbones import VGG16_URL, WEIGHTS
+from common.download import downloading
+from common.errors import run
 
 
 def main():
-    try:
+    with downloading(VGG16_URL):
         VGG16_Weights.IMAGENET1K_V1.get_state_dict(check_hash=True)
-    except OSError as error:
-        raise UserError(f"{error}: try on a login node") from None
     print(f"{WEIGHTS['vgg16']} is ready")
 
 

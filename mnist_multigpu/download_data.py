@@ -9,8 +9,7 @@ DATADIR or, if that is not set, to data/ in the repository.
 
 from torchvision.datasets import MNIST
 
-from common.data import data_dir
-from common.download import download_options
+from common.download import download_options, downloading, target_dir
 from common.errors import run
 from common.prepare import save_split
 from dataset import NAME, SPLITS
@@ -18,10 +17,11 @@ from dataset import NAME, SPLITS
 
 def main():
     args = download_options(__doc__).parse_args()
-    folder = data_dir(NAME)
+    folder = target_dir(NAME)
     for split in SPLITS:
         root, train = args.source or folder.parent, split == "train"
-        digits = MNIST(root, train=train, download=not args.source)
+        with downloading(NAME, args.source):
+            digits = MNIST(root, train=train, download=not args.source)
         save_split(folder, split, digits.data.unsqueeze(1), digits.targets)
 
 

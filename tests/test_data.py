@@ -187,7 +187,7 @@ def test_other_files_than_prepared_data_are_refused(target):
         file.read_bytes()[:-500],
         b"<html>sorry</html>",
         b"",
-        images,
+        [images, labels],
         {"images": images},
         whole | {"images": images.float()},
         whole | {"images": images[0]},
@@ -200,7 +200,7 @@ def test_other_files_than_prepared_data_are_refused(target):
             file.write_bytes(other)
         else:
             torch.save(other, file)
-        with raises_user_error(f"^{file} is not prepared data .*: use another file"):
+        with raises_user_error(f"^{file} is not prepared data .*: run download"):
             load_prepared("set", "train")
 
 

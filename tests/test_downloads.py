@@ -3,8 +3,10 @@
 import hashlib
 import io
 import pickle
+import socket
 import tarfile
 import zipfile
+import zlib
 from itertools import product
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from conftest import WITH_DATA, call, load, raises_user_error, serving
 from PIL import Image
 from torchvision.models._api import Weights, WeightsEnum
+
+from common import download
 
 SETS = {exercise: load(exercise, "dataset") for exercise in WITH_DATA}
 DOWNLOADS = {exercise: load(exercise, "download_data") for exercise in WITH_DATA}
@@ -49,10 +53,10 @@ def test_vgg16_is_downloaded_and_checked(server, tmp_path, monkeypatch):
 
     monkeypatch.setattr(WEIGHTS, "VGG16_Weights", Served)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with raises_user_error("404.*: try on a login node"):
+    with raises_user_error("404.*: try again, on a login node"):
         call(WEIGHTS)
     (served / name).write_bytes(b"<html>sorry</html>")
-    with pytest.raises(RuntimeError, match="invalid hash"):
+    with raises_user_error("cannot download .*RuntimeError: invalid hash"):
         call(WEIGHTS)
     assert names(tmp_path / "hub/checkpoints") == []
     (served / name).write_bytes(buffer.getvalue())
@@ -60,8 +64,17 @@ def test_vgg16_is_downloaded_and_checked(server, tmp_path, monkeypatch):
     assert names(tmp_path / "hub/checkpoints") == [name]
 
 
-def photo_archive(cats=1505, dogs=1503):
-    """Return a zip like Microsoft's, of small photos, two of them corrupt."""
+def chunk(name, content):
+    """Return a chunk of a PNG file."""
+    crc = zlib.crc32(name + content).to_bytes(4, "big")
+    return len(content).to_bytes(4, "big") + name + content + crc
+
+
+def photo_archive(cats=1505, dogs=1503, first=None):
+    """Return a zip like Microsoft's, of small photos, two of them corrupt.
+
+    first: the content of the first photo of each animal, if it is another one.
+    """
     buffer, photo = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (8, 8)).save(photo, "JPEG")
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -69,7 +82,9 @@ def photo_archive(cats=1505, dogs=1503):
             archive.writestr(f"PetImages/{folder}/Thumbs.db", b"not a photo")
             for i in range(count):
                 body = b"" if i == 666 else photo.getvalue()
-                archive.writestr(f"PetImages/{folder}/{i}.jpg", body)
+                body = first if first and i == 0 else body
+                name, method = f"PetImages/{folder}/{i}.jpg", zipfile.ZIP_DEFLATED
+                archive.writestr(name, body, method)
     return buffer.getvalue()
 
 
@@ -78,11 +93,20 @@ def test_dogs_vs_cats_is_downloaded_and_split(server, datadir):
     served, address = server
     url, whole = ("--url", f"{address}/photos.zip"), photo_archive()
     folder = datadir / "dogs-vs-cats"
-    for other in (b"<html>sorry</html>", photo_archive(20), whole[:-2000]):
+    size = (20_000).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", b"")
+    for other, reason in (
+        (b"<html>sorry</html>", "BadZipFile"),
+        (photo_archive(20), "only 20 photos of cats"),
+        (whole[:-2000], "BadZipFile"),
+        (photo_archive(9, first=bomb), "DecompressionBombError"),
+        (photo_archive(9, first=bytes(20_000_000)), "Cat/0.jpg is too large"),
+    ):
         (served / "photos.zip").write_bytes(other)
-        with raises_user_error("photos.zip.*try on a login node"):
+        line = f"cannot download .*photos.zip .*{reason}.*: try again, on a login"
+        with raises_user_error(line):
             call(DOWNLOADS["exercise8"], *url)
-        assert not {"train-2000", "train-2000.archive"} & {*names(folder)}
+        assert names(folder) == []
     (served / "photos.zip").write_bytes(whole)
     call(DOWNLOADS["exercise8"], *url)
     kinds = product(SETS["exercise8"].SPLITS, ("cats", "dogs"))
@@ -122,6 +146,59 @@ def test_cinic_is_downloaded_and_prepared(server, datadir, monkeypatch):
     assert names(datadir / "mine/CINIC") == files[1:]
     sets = SETS["cinic_lab"].cinic()
     assert [part.labels.tolist() for part in sets] == [[*range(10)]] * 3
+
+
+def test_two_downloads_at_once(server, datadir, monkeypatch):
+    """The second begins and ends while the first one unpacks."""
+    served, address = server
+    (served / "cinic.tar.gz").write_bytes(body := cinic_archive())
+    module, own = DOWNLOADS["cinic_lab"], DOWNLOADS["cinic_lab"].unpack
+    monkeypatch.setattr(module, "MD5", hashlib.md5(body).hexdigest())
+
+    def unpack(archive, folder):
+        monkeypatch.setattr(module, "unpack", own)
+        call(module, "--url", f"{address}/cinic.tar.gz")
+        own(archive, folder)
+
+    monkeypatch.setattr(module, "unpack", unpack)
+    call(module, "--url", f"{address}/cinic.tar.gz")
+    files = ["CINIC-10", "test.pt", "train.pt", "valid.pt"]
+    assert names(datadir / "CINIC") == files
+    assert len(SETS["cinic_lab"].cinic()[0]) == 10
+
+
+@pytest.fixture
+def silent():
+    """Return the address of a server that accepts connections and sends nothing."""
+    with socket.create_server(("localhost", 0)) as server:
+        yield f"http://localhost:{server.getsockname()[1]}/"
+
+
+@pytest.mark.parametrize("exercise", WITH_DATA)
+def test_a_server_that_sends_nothing(exercise, silent, datadir, monkeypatch):
+    from torchvision.datasets import CIFAR100, MNIST
+
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    monkeypatch.setattr(MNIST, "mirrors", [silent])
+    monkeypatch.setattr(CIFAR100, "url", silent)
+    url = ["--url", silent] if exercise in ("exercise8", "cinic_lab") else []
+    with raises_user_error("^cannot download .*: try again, on a login node"):
+        call(DOWNLOADS[exercise], *url)
+    assert socket.getdefaulttimeout() is None
+    assert not list(datadir.rglob("*.pt"))
+
+
+@pytest.mark.parametrize("exercise", WITH_DATA)
+def test_a_folder_without_the_data(exercise, datadir, tmp_path):
+    with raises_user_error("does not have the data .*|no folder .*: see --help$"):
+        call(DOWNLOADS[exercise], "--from", tmp_path)
+
+
+@pytest.mark.parametrize("exercise", WITH_DATA)
+def test_synthetic_data_are_not_taken_for_real_ones(exercise, sample, monkeypatch):
+    monkeypatch.setenv("DATADIR", str(sample))
+    with raises_user_error("has synthetic data: run `unset DATADIR`"):
+        call(DOWNLOADS[exercise])
 
 
 def idx(numbers):

@@ -44,7 +44,7 @@ def test_vgg16_is_torchvisions(tmp_path, monkeypatch):
     loaded = load_features("vgg16").state_dict()
     assert all(torch.equal(state[f"features.{k}"], v) for k, v in loaded.items())
     torch.save({"features.0.weight": torch.zeros(1)}, file)
-    with raises_user_error(f"^{file} is not the weights of vgg16 .*: use another"):
+    with raises_user_error(f"^{file} has no weights of vgg16 .*: download"):
         load_features("vgg16")
 
 
