@@ -7,6 +7,11 @@
 # CUDA is nearly all of the 6 GB.
 
 set -euo pipefail
+if [[ -f exercise8/common ]]; then # a file with the link's text, from a ZIP or on Windows
+    echo "Error: this copy lost its symbolic links: run \`git config core.symlinks true\` and" \
+        "\`git restore .\`; on Windows, clone it in WSL" >&2
+    exit 2
+fi
 python=$1
 shift
 index=${TORCH_INDEX:-https://download.pytorch.org/whl}

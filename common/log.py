@@ -19,8 +19,8 @@ RESULTS = "logs/results.jsonl"
 def rank0_print(line):
     """Print a line, above the progress bar, if this process is rank 0."""
     if os.environ.get("RANK", "0") == "0":
-        tqdm.write(line)
-        sys.stdout.flush()
+        with tqdm.external_write_mode():
+            print(line, flush=True)  # where stdout is closed, this prints nothing
 
 
 class NullWriter:

@@ -157,6 +157,22 @@ def test_a_bug_has_its_traceback(error, intro):
     assert done.returncode == 1 and 'bug.py", line 4' in done.stderr, done.stderr
 
 
+def test_closed_stdout(intro):
+    line = [sys.executable, "single.py", *SMALL, "--epochs=1"]
+    done = run(["bash", "-c", '"$@" >&-', "bash", *line], intro)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (intro / "logs/results.jsonl").exists()
+
+
+def test_a_copy_without_symbolic_links(tmp_path):
+    """As with git's core.symlinks=false: install.sh is the first that runs."""
+    (tmp_path / "exercise8").mkdir()
+    (tmp_path / "exercise8/common").write_text("../common")
+    done = run(["bash", REPOSITORY / "install.sh", sys.executable], tmp_path)
+    fails(done, "lost its symbolic links", "git config core.symlinks true")
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_an_infinite_loss(intro):
     done = run(["bash", "jobscript_ddp.sh", "ddp.py", *SMALL, "--lr=1e9"], intro)
     line = r"Error: the loss is (nan|inf): use a smaller --lr.*\n"
