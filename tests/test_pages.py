@@ -124,7 +124,8 @@ def test_each_link_leads_somewhere_without_a_network(pages):
     for page, text in shown.items():
         assert len({*ids[page]}) == len(ids[page])
         assert "|--" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.S), page
-        for tag, link in re.findall(r'<(\w+)[^>]* (?:src|href)="?([^" >]+)', text):
+        linked = r'<(\w+)[^>]* (?:src|srcset|href)="?([^" >]+)'
+        for tag, link in re.findall(linked, text):
             if not (tag == "a" and link.startswith("https://")):
                 path, _, anchor = link.partition("#")
                 target = (page.parent / path).resolve() if path else page

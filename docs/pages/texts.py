@@ -73,7 +73,7 @@ def plain(*tokens):
     return "".join(
         token.get("raw") or plain(*token.get("children", ()))
         for token in tokens
-        if token["type"] != "block_html"
+        if token["type"] not in ("block_html", "answer")
     )
 
 
@@ -107,7 +107,7 @@ def read(file, page):
         if answer := answers.get((where, n)):
             html = Renderer(source, page).html(answer["children"])
             html = f"<details><summary>Answer</summary>{html}</details>"
-            item["children"].append({"type": "block_html", "raw": html})
+            item["children"].append({"type": "answer", "raw": html})
     return tokens
 
 
@@ -154,6 +154,18 @@ class Renderer(mistune.HTMLRenderer):
 
     def image(self, text, url, title=None):
         return f'<img src="{self.to_url(url)}" alt="{text}">'
+
+    def block_html(self, html):
+        return self.inline_html(html) + "\n"
+
+    def inline_html(self, html):
+        def to_url(found):
+            return f'{found[1]}="{self.to_url(found[2])}"'
+
+        return re.sub(r'\b(href|src|srcset)="(.*?)"', to_url, html)
+
+    def answer(self, html):  # its links lead from this page already
+        return html
 
     def codespan(self, text):
         """Link the name of a file; a right script after its left one to the pair."""
