@@ -12,12 +12,13 @@ from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode
 
 from figure_utils import REPOSITORY, save
+from palette import GREEN, INDIGO
 
 sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
 from dp_by_hand import LINKS, PEAK, count_bytes, make_models, step
 
 BUCKET = 25 * 2**20  # bytes, as in DDP
-COLOURS = "#228833", "#332288"  # of PCIe, of the GPUs
+COLOURS = GREEN, INDIGO  # of PCIe, of the GPUs
 
 
 def data_parallel(work, copied, speed):

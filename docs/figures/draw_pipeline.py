@@ -10,8 +10,10 @@ from fractions import Fraction
 from itertools import accumulate
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from figure_utils import save
+from palette import GREY, INDIGO, SAND
 
 GPUS, MICRO_BATCHES = 4, 8
 CHUNKS = {"GPipe": 1, "1F1B": 1, "interleaved 1F1B": 2}  # stages per GPU
@@ -58,7 +60,7 @@ def draw_schedule(axes, name, v):
     for (kind, stage, i), (start, end) in bars.items():
         gpu = stage % GPUS
         lane = gpu + (stage // GPUS + 0.5) / v - 0.5
-        colour, ink = ("#4477aa", "white") if kind == "F" else ("#eedd88", "black")
+        colour, ink = (INDIGO, "white") if kind == "F" else (SAND, "black")
         # White over all lanes of the GPU: it is busy. What stays grey is the bubble.
         axes.barh(gpu, end - start, 0.92, start, color="white")
         axes.barh(lane, end - start, 0.92 / v, start, color=colour, ec="white")
@@ -71,7 +73,7 @@ def draw_schedule(axes, name, v):
         held = max(accumulate(1 if kind == "F" else -1 for kind, *_ in order))
         names.append(f"GPU {gpu}, holds {held / v:g}")
     axes.set_yticks(range(GPUS), names, size=12)
-    axes.set(ylim=(GPUS - 0.5, -0.5), xticks=[], facecolor="#aaaaaa", xmargin=0)
+    axes.set(ylim=(GPUS - 0.5, -0.5), xticks=[], facecolor=GREY, xmargin=0)
 
 
 def main():
@@ -79,8 +81,17 @@ def main():
     panels = figure.subplots(3, sharex=True, height_ratios=[2, 2, 3])
     for axes, (name, v) in zip(panels, CHUNKS.items(), strict=True):
         draw_schedule(axes, name, v)
-    text = "time \u2192\nnumbers: micro-batches; blue: forward; yellow: backward\n"
-    text += "grey: bubble; white: the GPU runs its other stage\n"
+    swatches = {
+        "forward": INDIGO,
+        "backward": SAND,
+        "bubble": GREY,
+        "runs its other stage": "white",
+    }
+    patches = [
+        Patch(label=name, fc=colour, ec="black") for name, colour in swatches.items()
+    ]
+    figure.legend(handles=patches, loc="outside upper center", ncols=4, fontsize=12)
+    text = "time \u2192\nnumbers: micro-batches; "
     text += "holds: most micro-batches with activations on the GPU"
     panels[-1].set_xlabel(text, size=13)
     save(figure, "beyond_ddp/img/pipeline.png")
