@@ -36,6 +36,8 @@ def is_file_error(error):
     A socket's or process's error names no file, and a server's has no number. A
     missing file is often a bug.
     """
+    if isinstance(error, RuntimeError) and "unexpected pos" in str(error):
+        return True  # torch.save() on a full disk
     if not isinstance(error, OSError) or error.errno in (None, errno.ENOENT):
         return False
     return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -52,8 +54,8 @@ def run(main):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         main()
-    except (UserError, OSError) as error:
-        if isinstance(error, OSError):
+    except (UserError, OSError, RuntimeError) as error:
+        if not isinstance(error, UserError):
             if not is_file_error(error):
                 raise
             error = f"{error}: use another file, folder or disk"

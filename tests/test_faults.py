@@ -157,6 +157,13 @@ def test_a_bug_has_its_traceback(error, intro):
     assert done.returncode == 1 and 'bug.py", line 4' in done.stderr, done.stderr
 
 
+def test_torch_save_on_a_full_disk(intro):
+    script = "import torch\nfrom common.errors import run\n"
+    script += "run(lambda: torch.save(torch.ones(9999), '/dev/full'))\n"
+    (intro / "full.py").write_text(script)
+    fails(run([sys.executable, "full.py"], intro), "another file, folder or disk")
+
+
 def test_closed_stdout(intro):
     line = [sys.executable, "single.py", *SMALL, "--epochs=1"]
     done = run(["bash", "-c", '"$@" >&-', "bash", *line], intro)
