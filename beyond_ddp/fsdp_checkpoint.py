@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: the ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
@@ -39,12 +39,12 @@ def train(model, batches, optimizer, device):
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
@@ -68,7 +68,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
-    log = RunLog(args, device, unit="tokens")
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
     mesh = dist.init_device_mesh(device.type, (world_size,))  # FSDP: all GPUs
     param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: to compute
@@ -86,7 +86,8 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     state = AppState(model, optimizer, log)  # DCP: and the epochs completed
     if args.resume is not None:
-        with resuming(args.resume):  # DCP: it is complete, and your own
+        # DCP: one line if the checkpoint is incomplete or another script's
+        with resuming(args.resume):
             dcp.load({"run": state}, checkpoint_id=args.resume)  # DCP: on any ranks
     start = time.perf_counter()
     for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: those left
@@ -99,12 +100,13 @@ def main():
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.
         tokens = train_set.labels.numel()
-        log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
-        state.epoch, folder = epoch, state.folder / f"epoch{epoch}"  # DCP: one each
+        log.epoch(epoch, tokens, seconds, "tokens", train=train_metrics, step=step)
+        state.epoch = epoch  # DCP: saved with the model, so that a run can resume
+        folder = state.folder / f"epoch{epoch}"  # DCP: a folder for each checkpoint
         dcp.save({"run": state}, checkpoint_id=folder)  # DCP: all ranks call it
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    log.write_result(train_metrics["accuracy"], training_seconds, 4 * parameters)
+    log.write_result(train_metrics["accuracy"], training_seconds)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

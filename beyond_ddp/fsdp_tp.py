@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: the ranks
-from common.errors import UserError, run  # TP: if --tensor is wrong
+from common.errors import UserError, positive, run  # TP: if --tensor is wrong
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
@@ -38,16 +38,17 @@ def train(model, batches, optimizer, device):
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    parser.add_argument("--tensor", type=int, default=2, help="TP degree")  # TP: t
+    # TP: number of GPUs that share each layer, called t below
+    parser.add_argument("--tensor", type=int, default=2, help="TP degree")
     # FSDP: gathers parameters in 16 bits; gradients keep 32
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
@@ -72,7 +73,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
-    log = RunLog(args, device, unit="tokens")
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
     data, tensor = mesh["data"], mesh["tensor"]  # TP: this GPU's column, its row
@@ -105,10 +106,10 @@ def main():
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.
         tokens = train_set.labels.numel()
-        log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
+        log.epoch(epoch, tokens, seconds, "tokens", train=train_metrics, step=step)
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    log.write_result(train_metrics["accuracy"], training_seconds, 4 * parameters)
+    log.write_result(train_metrics["accuracy"], training_seconds)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import RandomSampler
 
 from common.data import make_loader
 from common.device import get_device, get_ranks  # TP: the ranks
-from common.errors import UserError, run
+from common.errors import UserError, positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
@@ -36,12 +36,12 @@ def train(model, batches, optimizer, device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
@@ -65,7 +65,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # TP: on the CPU, still whole
-    log = RunLog(args, device, unit="tokens")
+    log = RunLog(args, device, model, enabled=rank == 0)  # TP: only rank 0 prints
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
     mesh = dist.init_device_mesh(device.type, (world_size,))  # TP: all GPUs
@@ -89,10 +89,10 @@ def main():
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.
         tokens = train_set.labels.numel()
-        log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
+        log.epoch(epoch, tokens, seconds, "tokens", train=train_metrics, step=step)
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    log.write_result(train_metrics["accuracy"], training_seconds, 4 * parameters)
+    log.write_result(train_metrics["accuracy"], training_seconds)
     dist.destroy_process_group()  # TP: closes what init_process_group opened
 
 

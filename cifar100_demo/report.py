@@ -1,13 +1,13 @@
 """Reports within an epoch: loss, speed, profile."""
 
 import math
-import os
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
-from common.log import peak_memory, rank0_print
+from common.log import peak_memory
 from common.metrics import to_metrics
 
 
@@ -29,27 +29,27 @@ def report_iterations(log, done, total, sums, start):
     """
     if not log.enabled:
         return
-    loss, images = to_metrics(sums, training=True)["loss"], int(sums[2])
+    loss, images = to_metrics(sums, check_finite=True)["loss"], int(sums[2])
     seconds = time.perf_counter() - start
     iteration = seconds / math.ceil(images / log.batch)
     step = len(log.epochs) * total + done
-    log.writer.add_scalar("iterations/loss", loss, step)
-    log.writer.add_scalar("iterations/seconds", iteration, step)
+    log.add_scalar("iterations/loss", loss, step)
+    log.add_scalar("iterations/seconds", iteration, step)
     line = f"Epoch {len(log.epochs) + 1} [{done}/{total}]: loss {loss:.4f}"
     line += f", {iteration * 1e3:.1f} ms per iteration"
     line += f", {images / seconds:.1f} images/s"
     log.print(f"{line}, {peak_memory(log.device) / 1e9:.2f} GB")
 
 
-def save_profile(profiler):
-    """Save the trace and print the costliest operators (for on_trace_ready).
+def save_profile(log, profiler):
+    """Save the trace and print the costliest operators.
 
     The trace goes to logs/profiler/trace.json, under DDP to trace_rank0.json and so
-    on. Rank 0 prints the ten costliest operators and the all-reduces, which are
-    rarely among them.
+    on. log: the RunLog, which prints the ten costliest operators and the
+    all-reduces, which are rarely among them.
     """
-    rank = os.environ.get("RANK")
-    name = "trace.json" if rank is None else f"trace_rank{rank}.json"
+    ddp = dist.is_initialized()
+    name = f"trace_rank{dist.get_rank()}.json" if ddp else "trace.json"
     folder = Path("logs/profiler")
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / name))
@@ -57,7 +57,7 @@ def save_profile(profiler):
     costliest = {"sort_by": f"self_{'device' if gpu else 'cpu'}_time_total"}
     costliest |= {"row_limit": 10, "max_name_column_width": 40}
     operators = profiler.key_averages()
-    rank0_print(operators.table(**costliest))
+    log.print(operators.table(**costliest))
     rows = [("All-reduces", "Number", "CPU ms", "GPU ms")]
     for sums in operators:
         if "allreduce" in sums.key.lower().replace("_", ""):
@@ -65,5 +65,5 @@ def save_profile(profiler):
             rows.append((sums.key[:40], sums.count, *(f"{t:.1f}" for t in times)))
     for key, *numbers in rows if len(rows) > 1 else []:  # none in a single process
         numbers = [f"{number:>12}" for number in numbers[: 2 + gpu]]
-        rank0_print(f"{key:40}{''.join(numbers)}")
-    rank0_print(f"Trace saved to {folder / name}")
+        log.print(f"{key:40}{''.join(numbers)}")
+    log.print(f"Trace saved to {folder / name}")

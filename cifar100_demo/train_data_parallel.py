@@ -12,6 +12,7 @@ images, one core of an Intel Xeon, one run.
 
 import argparse
 import time
+from functools import partial
 
 import torch
 from torch import nn, optim
@@ -22,7 +23,7 @@ from torchvision import models
 
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, pick_dtype
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cifar100
@@ -60,10 +61,10 @@ def train(model, loader, optimizer, device, args, scaler, log, profiler):
         labels = labels.to(device, non_blocking=True)
         output = model(images)
         loss = F.cross_entropy(output, labels)
-        optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
+        optimizer.zero_grad()
         recent += batch_sums(loss, output.argmax(dim=1) == labels)
         if profiler:
             profiler.step()
@@ -94,13 +95,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
-    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     # At 32 pixels the last feature maps are 1 x 1, too small for BatchNorm.
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
     parser.add_argument("--dtype", choices=DTYPES, help="autocast dtype")
-    parser.add_argument("--steps", type=int, help="steps per epoch (default: all)")
+    parser.add_argument(
+        "--steps", type=positive, help="steps per epoch (default: all)"
+    )
     parser.add_argument(
         "--no-profile", dest="profile", action="store_false", help="no profile"
     )
@@ -110,8 +113,6 @@ def main():
 
     device = get_device()
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed)
 
     train_set, val_set = cifar100()
@@ -120,7 +121,7 @@ def main():
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, gpus)  # DP: counts all GPUs
+    log = RunLog(args, device, model, gpus)  # DP: counts all GPUs
     log.print(f"Autocast dtype: {dtype}")
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
     dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
@@ -134,8 +135,9 @@ def main():
     profiler = None
     if args.profile:  # skip 3 steps, warm up in 2, record 3
         steps = schedule(wait=3, warmup=2, active=3, repeat=1)
+        on_trace_ready = partial(save_profile, log)
         profiler = profile(
-            schedule=steps, on_trace_ready=save_profile, acc_events=True
+            schedule=steps, on_trace_ready=on_trace_ready, acc_events=True
         )
         profiler.start()
     start = time.perf_counter()
@@ -147,15 +149,16 @@ def main():
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader, "validation")
         val_metrics = evaluate(model, batches, device)
+        train_metrics = to_metrics(sums, check_finite=True)
         step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
-        parts = {"step": step, "train": to_metrics(sums, training=True)}
-        log.epoch(epoch, int(sums[2]), seconds, **parts, validation=val_metrics)
+        parts = {"step": step, "train": train_metrics, "validation": val_metrics}
+        images = int(sums[2])
+        log.epoch(epoch, images, seconds, **parts)
     training_seconds = time.perf_counter() - start
     if profiler:
         profiler.stop()
     log.print(f"Total training time: {training_seconds:.1f} s")
-    gradient_bytes = sum(p.nbytes for p in model.parameters())
-    log.write_result(val_metrics["accuracy"], training_seconds, gradient_bytes)
+    log.write_result(val_metrics["accuracy"], training_seconds)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch.utils.data import RandomSampler
 
 from common.data import make_loader, normalise
 from common.device import get_device
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -55,15 +55,15 @@ def train(model, loader, optimizer, device, args, state, log):
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
         loss = F.cross_entropy(scores, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if step % args.log_interval == 0 or step == num_steps:
             # .item() waits for the GPU: not in every step
             total += sums
             sums.zero_()
-            metrics = to_metrics(total, "acc1", "acc5", training=True)
+            metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{step}/{num_steps}]  Time {seconds / step:.3f}  "
@@ -90,24 +90,24 @@ def evaluate(model, loader, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", choices=ARCHS, default="resnet18", help="ResNet")
-    parser.add_argument("--epochs", type=int, default=3, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=3, help="epochs")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
-    parser.add_argument("--log-interval", type=int, default=50, help="steps per log")
+    parser.add_argument(
+        "--log-interval", type=positive, default=50, help="steps per log"
+    )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
-    parser.add_argument("--seed", type=int, default=1, help="random seed")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
 
     device = get_device()
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed)
 
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, scalars=False)
+    log = RunLog(args, device, model)
 
     batch_size = args.batch_size
     sampler = RandomSampler(train_set)
@@ -132,8 +132,7 @@ def main():
         log.epoch(epoch, len(train_set), seconds)
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    gradient_bytes = sum(p.nbytes for p in model.parameters())
-    log.write_result(acc1, training_seconds, gradient_bytes)
+    log.write_result(acc1, training_seconds)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter  # TB: writes event files
 
 from common.data import make_loader, normalise
 from common.device import DTYPES, get_device, pick_dtype  # AMP: 16-bit types
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cinic, crop_and_flip
@@ -58,17 +58,17 @@ def train(model, loader, optimizer, device, args, state, log, writer):  # TB: cu
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
         loss = F.cross_entropy(scores, labels)
-        optimizer.zero_grad()
         # AMP: scales the loss so fp16 gradients do not underflow
         state.scaler.scale(loss).backward()
         state.scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
         state.scaler.update()
+        optimizer.zero_grad()
         sums += batch_sums(loss, *top1_top5(scores, labels))
         if step % args.log_interval == 0 or step == num_steps:
             # .item() waits for the GPU: not in every step
             total += sums
             sums.zero_()
-            metrics = to_metrics(total, "acc1", "acc5", training=True)
+            metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
             seconds = time.perf_counter() - start
             log.print(
                 f"Epoch: [{epoch}][{step}/{num_steps}]  Time {seconds / step:.3f}  "
@@ -99,26 +99,26 @@ def evaluate(model, loader, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", choices=ARCHS, default="resnet18", help="ResNet")
-    parser.add_argument("--epochs", type=int, default=3, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=3, help="epochs")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
-    parser.add_argument("--log-interval", type=int, default=50, help="steps per log")
+    parser.add_argument(
+        "--log-interval", type=positive, default=50, help="steps per log"
+    )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
-    parser.add_argument("--seed", type=int, default=1, help="random seed")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--dtype", choices=DTYPES, help="precision")  # AMP: optional
     args = parser.parse_args()
 
     device = get_device()
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed)
 
     dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits where they are fast
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, scalars=False)
+    log = RunLog(args, device, model)
     writer = SummaryWriter(log.folder)  # TB: one folder per run
 
     batch_size = args.batch_size
@@ -150,8 +150,7 @@ def main():
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     writer.close()  # TB: flushes the last scalars
-    gradient_bytes = sum(p.nbytes for p in model.parameters())
-    log.write_result(acc1, training_seconds, gradient_bytes)
+    log.write_result(acc1, training_seconds)
 
 
 if __name__ == "__main__":

@@ -76,8 +76,6 @@ def main():
     args = parser.parse_args()
     device = get_device()
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     if device.type == "cpu":
         raise UserError("no GPU here: run this on a GPU, or skip it")
     gpu = torch.get_device_module(device)

@@ -6,8 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from common.log import rank0_print
-from ranks import gather_from_ranks
+from random_states import gather_from_ranks
 from state import LATEST
 
 EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch
@@ -35,9 +34,9 @@ def stop_requested(device):
     return torch.tensor(float(requested), device=device)
 
 
-def exit_early(epoch):
+def exit_early(log, epoch):
     """Exit with EXIT_REQUEUE: this run can be resumed."""
-    rank0_print(f"Stopped after epoch {epoch}: use --resume {LATEST}")
-    gather_from_ranks(None)  # torchrun ends all ranks when one exits
+    log.print(f"Stopped after epoch {epoch}: use --resume {LATEST}")
+    dist.barrier()  # torchrun ends all ranks when one exits
     dist.destroy_process_group()
     sys.exit(EXIT_REQUEUE)

@@ -5,7 +5,12 @@ from pathlib import Path
 import torch
 
 from common.errors import UserError, explain
-from ranks import gather_from_ranks, get_random_states, get_rank, set_random_states
+from random_states import (
+    gather_from_ranks,
+    get_random_states,
+    get_rank,
+    set_random_states,
+)
 
 LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
 PARTS = "model", "optimizer", "scheduler", "scaler"

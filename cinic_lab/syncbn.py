@@ -1,4 +1,4 @@
-"""SyncBatchNorm: PyTorch's layer on GPUs, the same written out for CPUs.
+"""SyncBatchNorm for CPUs: what PyTorch's layer does on GPUs, written out.
 
 BatchNorm (Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, algorithm 1) computes
 
@@ -13,18 +13,19 @@ import torch.distributed as dist
 from torch import nn
 
 
-def sync_batchnorm(model, device):
-    """Return the model with synchronised BatchNorm layers; call it before DDP.
+def sync_on_cpu(module):
+    """Return a module with its nn.SyncBatchNorm layers replaced by SyncBatchNorm2d.
 
-    Weights, running statistics and the keys of state_dict() stay the same. On a CPU
-    it changes the model's nn.BatchNorm2d layers in place.
+    Call it before DDP and the optimizer: the parameters are new, with the same
+    values. The keys of state_dict() stay the same.
     """
-    if device.type != "cpu":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for layer in model.modules():
-        if type(layer) is nn.BatchNorm2d:
-            layer.__class__ = SyncBatchNorm2d  # the same layer, another forward()
-    return model
+    if isinstance(module, nn.SyncBatchNorm):
+        layer = SyncBatchNorm2d(module.num_features, module.eps, module.momentum)
+        layer.load_state_dict(module.state_dict())
+        return layer
+    for name, child in module.named_children():
+        setattr(module, name, sync_on_cpu(child))
+    return module
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -64,11 +64,11 @@ def train(model, loader, optimizer, device):
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def evaluate(model, loader, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=6, help="epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -111,7 +111,7 @@ def main():
     model.to_empty(device=device)
     model.init_weights(args.seed, rank, device)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, foreach=False)
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
         train_metrics = train(

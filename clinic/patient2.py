@@ -11,12 +11,12 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn, optim
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, Subset
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, flip, shapes
@@ -49,12 +49,12 @@ def train(model, batches, optimizer, device):
         labels = labels.to(device, non_blocking=True)
         output = model(augment(normalise(images, MEAN, STD)))
         loss = criterion(output, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 @torch.inference_mode()
@@ -73,7 +73,7 @@ def evaluate(model, batches, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=12, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=12, help="epochs")
     parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -90,11 +90,11 @@ def main():
     val_set = Subset(val_set, range(rank, len(val_set), world_size))
     val_loader = make_loader(val_set, args.batch_size, device)
     model = build_model().to(device)
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DDP(model)
     optimizer = optim.SGD(model.parameters(), args.lr, momentum=0.9, nesterov=True)
     schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
 
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         start = time.perf_counter()

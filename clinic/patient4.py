@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, relu
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, Subset, random_split
 
 from common.data import make_loader
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import shapes
@@ -41,7 +41,7 @@ class Net(nn.Module):
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 )
-parser.add_argument("--epochs", type=int, default=15, help="epochs")
+parser.add_argument("--epochs", type=positive, default=15, help="epochs")
 parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
 parser.add_argument("--images", type=int, default=640, help="images in the data set")
 parser.add_argument(
@@ -68,10 +68,10 @@ def main():
 
     # Model
     model = Net(args.width).to(device)
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DDP(model)
     optimizer = torch.optim.AdamW(model.parameters(), args.lr, weight_decay=0.01)
 
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
     log.print(f"{len(train_set)} training images, {len(val_set)} validation images")
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
@@ -83,9 +83,9 @@ def main():
             labels = labels.to(device, non_blocking=True)
             output = ddp_model(images)
             loss = cross_entropy(output, labels)
-            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
             train_sums += batch_sums(loss, output.argmax(dim=1) == labels)
         dist.all_reduce(train_sums)
         train_metrics = to_metrics(train_sums)

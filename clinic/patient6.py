@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, Subset
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import UserError, run
-from common.log import rank0_print
+from common.errors import UserError, positive, run
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, shapes
 
@@ -57,7 +56,7 @@ def batch_loss(model, images, labels, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=8, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=8, help="epochs")
     parser.add_argument("--batch-size", type=int, default=16, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--resume", action="store_true", help="from the checkpoint")
@@ -84,16 +83,16 @@ def main():
     file = "logs/patient6.pt"
     checkpoint = Checkpoint(file, model=model)
     epochs_done = checkpoint.load() if args.resume else 0
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DDP(model)
 
     for epoch in range(epochs_done + 1, args.epochs + 1):
         sampler.set_epoch(epoch)
         sums = torch.zeros(2, 3, device=device)  # for training and validation
         for images, labels in train_loader:
             loss, correct = batch_loss(ddp_model, images, labels, device)
-            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
             sums[0] += batch_sums(loss, correct)
         with torch.no_grad():
             for images, labels in val_loader:
@@ -101,7 +100,8 @@ def main():
         dist.all_reduce(sums)
         train_metrics, val_metrics = to_metrics(sums[0]), to_metrics(sums[1])
         line = f"Epoch {epoch}: loss {train_metrics['loss']:.4f}"
-        rank0_print(f"{line}, validation accuracy {val_metrics['accuracy']:.2f} %")
+        if rank == 0:
+            print(f"{line}, validation accuracy {val_metrics['accuracy']:.2f} %")
         checkpoint.save(epoch)
     dist.destroy_process_group()
 

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, Subset
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, shapes
@@ -42,7 +42,7 @@ class Trainer:
             *(nn.Conv2d(48, 48, 3, stride=2, padding=1), nn.ReLU()),
             *(nn.Flatten(), nn.Linear(48 * 4 * 4, 4)),
         ).to(device)
-        self.ddp_model = DistributedDataParallel(self.model)
+        self.ddp_model = DDP(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), args.lr)
 
     def forward(self, model, images, labels):
@@ -91,7 +91,7 @@ class Trainer:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=6, help="epochs")
     parser.add_argument("--validate-every", type=int, default=2, help="in epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate")
@@ -102,7 +102,7 @@ def main():
     device = get_device(local_rank)
     dist.init_process_group(timeout=timedelta(seconds=30))  # ends a hang soon
     torch.manual_seed(args.seed + rank)
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
     trainer = Trainer(args, device, rank, world_size)
     accuracy = trainer.fit(args.epochs, args.validate_every, log)
     log.write_result(accuracy=accuracy)

@@ -75,10 +75,11 @@ def check_sharing(processes, gpus):
 
 
 def count_shared_gpus():
-    """Return the number of GPUs that this node's processes share, else None."""
+    """Return the number of the job's GPUs if its processes share them, else None."""
     gpus = torch.accelerator.device_count()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return gpus if 0 < gpus < processes else None
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    return gpus * nodes if 0 < gpus < processes else None
 
 
 def pick_dtype(device, wanted=None):

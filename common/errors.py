@@ -1,5 +1,6 @@
 """A user's mistake ends a script with one line and exit status 2."""
 
+import argparse
 import errno
 import signal
 import sys
@@ -28,6 +29,14 @@ def explain(problem, fix):
             raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
         raise UserError(f"{problem} ({reason}): {fix}") from None
+
+
+def positive(text):
+    """Return a whole number from 1 on, as type= of an argparse option."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too small: use 1 or more")
+    return number
 
 
 def is_file_error(error):

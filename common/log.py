@@ -10,60 +10,64 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+from common.device import count_shared_gpus
 
 RESULTS = "logs/results.jsonl"
 
 
-def rank0_print(line):
-    """Print a line, above the progress bar, if this process is rank 0."""
-    if os.environ.get("RANK", "0") == "0":
-        with tqdm.external_write_mode():
-            print(line, flush=True)  # where stdout is closed, this prints nothing
-
-
 class NullWriter:
-    """A SummaryWriter that writes nothing."""
+    """Takes a SummaryWriter's place where a process writes nothing."""
 
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: None
+    def add_scalar(self, tag, scalar_value, global_step=None):
+        pass
+
+    def close(self):
+        pass
 
 
 class RunLog:
     """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
 
-    Only rank 0 does. args: the script's options, with the batch size per GPU. gpus:
-    their number, by default one per process. scalars: False for a script with its
-    own SummaryWriter. unit: what the speed counts. Each run has its own folder.
+    args: the script's options, with the batch size per GPU; model: not yet wrapped;
+    gpus: their number, by default one per process; enabled: whether this process
+    prints and writes, as rank 0 does. Each run has its own folder, logs/...
     """
 
-    def __init__(
-        self, args, device, gpus=None, *, enabled=True, scalars=True, unit="images"
-    ):
-        self.args, self.device, self.unit = args, device, unit
-        self.gpus = gpus or int(os.environ.get("WORLD_SIZE", 1))
+    def __init__(self, args, device, model=None, gpus=None, *, enabled=True):
+        self.args, self.device, self.enabled = args, device, enabled
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.gpus = gpus or ranks
         self.batch = args.batch_size * self.gpus
-        self.enabled = enabled and os.environ.get("RANK", "0") == "0"
-        script, self.job = Path(sys.argv[0]).stem, os.environ.get("SLURM_JOB_ID")
-        name = f"{script}-{self.job or 'local'}-{time.strftime('%m%d-%H%M%S')}"
-        self.folder = Path("logs", f"{name}-{self.gpus}gpus-{os.getpid()}")
-        self.epochs, self.writer = [], NullWriter()
-        self.processor, unit = "CPU core", "CPU core"
-        if device.type != "cpu":
-            module, unit = torch.get_device_module(device), "GPU"
-            self.processor = module.get_device_name(device)
-        total = f"{self.gpus} {unit}{'s' * (self.gpus > 1)} = {self.batch}"
-        self.print(f"{script} on {self.gpus} x {self.processor}")
-        self.print(f"Batch size: {args.batch_size} per {unit} x {total}")
-        if self.enabled:
-            os.makedirs("logs", exist_ok=True)
-            if scalars:
-                self.writer = SummaryWriter(self.folder)
+        self.gradient_bytes = count_gradient_bytes(model) if model else None
+        self.job = os.environ.get("SLURM_JOB_ID")
+        self.folder = Path("logs", run_name(self.gpus, self.job))
+        self.writer = NullWriter()
+        self.unit, self.epochs = "images", []
+        self.print_header(args.batch_size)
+
+    def print_header(self, batch_size):
+        """Print the processors and the batch size, per GPU and of the job."""
+        script, name = Path(sys.argv[0]).stem, processor_name(self.device)
+        shared = count_shared_gpus()
+        if shared:
+            self.print(f"{script}: {self.gpus} ranks share {shared} x {name}")
+            self.print("Ranks that share a GPU take turns: no times to compare")
+        else:
+            self.print(f"{script} on {self.gpus} x {name}")
+        kind = "CPU core" if self.device.type == "cpu" else "GPU"
+        kinds = f"{kind}s" if self.gpus > 1 else kind
+        total = f"{self.gpus} {kinds} = {self.batch}"
+        self.print(f"Batch size: {batch_size} per {kind} x {total}")
 
     def print(self, line):
+        """Print a line, above the progress bar."""
         if self.enabled:
-            rank0_print(line)
+            with tqdm.external_write_mode():
+                print(line, flush=True)  # where stdout is closed, this prints nothing
 
     def progress(self, loader, desc, steps=None):
         """Return at most `steps` batches of a loader; a terminal shows a bar."""
@@ -71,55 +75,90 @@ class RunLog:
         hide = None if self.enabled else True  # None: where there is no terminal
         return tqdm(islice(loader, steps), desc, steps, leave=False, disable=hide)
 
-    def epoch(self, epoch, images, seconds, **parts):
+    def epoch(self, epoch, count, seconds, unit="images", **parts):
         """Print an epoch's figures, and write them for TensorBoard.
 
-        epoch: counted from 1; images: of the whole job (or tokens); seconds: without
-        the validation; parts: for example train={"loss": 0.1, "accuracy": 98.7}.
+        epoch: counted from 1; count: of the whole job's images, or what unit says;
+        seconds: without the validation; parts: for example
+        train={"loss": 0.1, "accuracy": 98.7}. A script that gives none writes its
+        own scalars.
         """
-        self.epochs.append((images, seconds, time.time()))
-        speed = images / seconds
-        self.writer.add_scalar(f"{self.unit}_per_second", speed, epoch)
-        line = f"Epoch {epoch}: {seconds:.1f} s, {speed:.1f} {self.unit}/s"
+        self.epochs.append((count, seconds, time.time()))
+        self.unit = unit
+        speed = count / seconds
+        line = f"Epoch {epoch}: {seconds:.1f} s, {speed:.1f} {unit}/s"
         for part, values in parts.items():
             line += f"; {part}"
             for name, value in values.items():
-                self.writer.add_scalar(f"{part}/{name}", value, epoch)
-                line += f" {name} {value:.4g}{' %' * (name == 'accuracy')}"
+                line += f" {name} {value:.4g}"
+                line += " %" if name == "accuracy" else ""
+                self.add_scalar(f"{part}/{name}", value, epoch)
+        if parts:
+            self.add_scalar(f"{unit}_per_second", speed, epoch)
         self.print(line)
 
-    def write_result(
-        self, accuracy, training_seconds=None, gradient_bytes=None, **fields
-    ):
+    def add_scalar(self, name, value, step):
+        """Write a number for TensorBoard in this run's folder."""
+        if self.enabled and isinstance(self.writer, NullWriter):
+            self.writer = SummaryWriter(self.folder)
+        self.writer.add_scalar(name, value, step)
+
+    def write_result(self, accuracy, training_seconds=None, **fields):
         """Add this run's figures, and other fields, to logs/results.jsonl."""
         self.writer.close()
-        images, seconds, ends = zip(*self.epochs, strict=True)
+        counts, seconds, ends = zip(*self.epochs, strict=True)
         # The first epoch fills caches, and those after --epochs are fine-tuning.
         seconds = seconds[1 : self.args.epochs] or seconds[:1]
         result = {
             "script": sys.argv[0],
             "gpus": self.gpus,
-            "nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1)),  # set by torchrun
-            "device": self.processor,
+            "gpus_shared": count_shared_gpus(),  # None: each rank has its own
+            "nodes": count_nodes(),
+            "device": processor_name(self.device),
             "cpu": getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name"),
             "cpus": os.cpu_count(),
             "torch": torch.__version__,
             "slurm_job": self.job,
             "options": vars(self.args),
             "unit": self.unit,
-            "per_epoch": images[0],  # images, or tokens
+            "per_epoch": counts[0],  # images, or tokens
             "seconds_per_epoch": statistics.median(seconds),
             "peak_memory_gb": peak_memory(self.device) / 1e9,
             "epoch_ends": ends,  # seconds since 1970
             "finished": time.strftime("%FT%T%z"),
             "accuracy": accuracy,  # in %
             "training_seconds": training_seconds,
-            "gradient_bytes": gradient_bytes,  # what DDP averages in a step
+            "gradient_bytes": self.gradient_bytes,  # what DDP averages in a step
+            "checkup": "DDP_CHECKUP" in os.environ,  # a watched run is slower
         }
         if self.enabled:
+            os.makedirs("logs", exist_ok=True)
             with open(RESULTS, "a") as file:
                 file.write(json.dumps(result | fields) + "\n")
         self.print(f"Result added to {RESULTS}")
+
+
+def run_name(gpus, job):
+    """Return a name for this run, which begins with what one compares."""
+    script, start = Path(sys.argv[0]).stem, time.strftime("%m%d-%H%M%S")
+    return f"{gpus}gpus-{script}-{job or 'local'}-{start}-{os.getpid()}"
+
+
+def processor_name(device):
+    """Return the GPU's name, or "CPU core"."""
+    if device.type == "cpu":
+        return "CPU core"
+    return torch.get_device_module(device).get_device_name(device)
+
+
+def count_nodes():
+    """Return the number of nodes of this job, which torchrun sets."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1))
+
+
+def count_gradient_bytes(model):
+    """Return the size in bytes of the gradients that a step computes."""
+    return sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
 def peak_memory(device):

@@ -13,20 +13,21 @@ def batch_sums(loss, *correct):
     loss: the mean over the batch, a scalar tensor; correct: a bool tensor (N,) for
     each accuracy. Unlike means, sums add up over batches and ranks of any size.
     """
-    count = torch.ones_like(correct[0]).sum()
+    count = torch.ones_like(correct[0]).sum()  # on the device, unlike len()
     loss_sum = loss.detach() * len(correct[0])
     return torch.stack([loss_sum, *(column.sum() for column in correct), count])
 
 
-def to_metrics(sums, *names, training=False):
+def to_metrics(sums, *names, check_finite=False):
     """Return {"loss": mean, "accuracy": %} from sums; this waits for the device.
 
-    names: of the accuracies, if there are several. training: raise UserError if the
-    loss is inf or NaN. A validation loss may overflow early in fp16.
+    names: of the accuracies, if there are several. check_finite: raise UserError if
+    the loss is inf or NaN, as in training. A validation loss may overflow early in
+    fp16.
     """
     loss_sum, *correct, count = sums.tolist()
     loss = loss_sum / count
-    if training and not math.isfinite(loss):
+    if check_finite and not math.isfinite(loss):
         raise UserError(f"the loss is {loss}: use a smaller --lr, or 32 bits")
     percent = [100 * number / count for number in correct]
     return {"loss": loss, **dict(zip(names or ["accuracy"], percent, strict=True))}

@@ -12,11 +12,12 @@ import time
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
 from common.device import get_device, get_ranks  # DDP: the ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
@@ -36,12 +37,12 @@ def train(model, batches, optimizer, device):
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
@@ -62,9 +63,8 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, unit="tokens")
-    # DDP: averages gradients in backward()
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    ddp_model = DDP(model)  # DDP: averages gradients in backward()
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
@@ -83,10 +83,10 @@ def main():
         step = {"milliseconds": 1000 * seconds / len(loader)}
         # Tokens per epoch, whatever the number of GPUs.
         tokens = train_set.labels.numel()
-        log.epoch(epoch, tokens, seconds, train=train_metrics, step=step)
+        log.epoch(epoch, tokens, seconds, "tokens", train=train_metrics, step=step)
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    log.write_result(train_metrics["accuracy"], training_seconds, 4 * parameters)
+    log.write_result(train_metrics["accuracy"], training_seconds)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

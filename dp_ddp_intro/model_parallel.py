@@ -19,7 +19,7 @@ from torch.utils.data import RandomSampler
 
 from common.data import make_loader
 from common.device import get_device, get_ranks
-from common.errors import UserError, run
+from common.errors import UserError, positive, run
 from common.log import RunLog
 from dataset import random_sequences
 from model import Transformer
@@ -85,7 +85,9 @@ def main():
     parser.add_argument(
         "--micro-batches", type=int, default=4, help="micro-batches per step"
     )
-    parser.add_argument("--epochs", type=int, default=2, help="epochs per schedule")
+    parser.add_argument(
+        "--epochs", type=positive, default=2, help="epochs per schedule"
+    )
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per step")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
@@ -112,7 +114,7 @@ def main():
     cut = 1 + args.layers // 2  # after the embedding and half of the blocks
     layers = (model.layers[:cut] if rank == 0 else model.layers[cut:]).to(device)
     # Enabled later: RunLog would print the batch as if it were per GPU.
-    log = RunLog(args, device, enabled=False, unit="tokens")
+    log = RunLog(args, device, enabled=False)
     log.enabled = rank == 0
     log.print(f"On {device}: the embedding and {cut - 1} of {args.layers} layers")
 

@@ -22,7 +22,7 @@ from torch.utils.data import RandomSampler
 from backbones import BACKBONES, WEIGHT_SETS, load_features
 from common.data import make_loader, normalise
 from common.device import get_device
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
@@ -49,28 +49,28 @@ class Classifier(nn.Module):
 criterion = nn.BCEWithLogitsLoss()
 
 
-def train(model, loader, optimizer, device):
+def train(model, batches, optimizer, device):
     """Train for one epoch; return {"loss": mean, "accuracy": %}."""
     model.train()
     sums = torch.zeros(3, device=device)
-    for images, labels in loader:
+    for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         output = model(augment(normalise(images, MEAN, STD)))
         loss = criterion(output, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, (output > 0) == (labels > 0))
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 @torch.no_grad()
-def evaluate(model, loader, device):
+def evaluate(model, batches, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
-    for images, labels in loader:
+    for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
@@ -97,7 +97,7 @@ def fit(model, loaders, optimizer, epochs, device, log):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=10, help="epochs")
     parser.add_argument(
         "--finetune-epochs", type=int, default=20, help="fine-tuning epochs"
     )
@@ -114,15 +114,13 @@ def main():
 
     device = get_device()
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed)
 
     test_set, val_set, train_set = dogs_vs_cats()  # DATA: train on the larger split
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
-
-    log = RunLog(args, device)
+    model.features.requires_grad_(False)  # the pretrained features stay frozen
+    log = RunLog(args, device, model)
     log.print(f"Images found to train on: {len(train_set)}")
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
@@ -132,9 +130,7 @@ def main():
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 
-    # Train the new head; the pretrained features stay frozen.
-    model.features.requires_grad_(False)
-    gradient_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    # Train the new head.
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     epochs = range(1, args.epochs + 1)
     loaders = train_loader, val_loader
@@ -151,7 +147,7 @@ def main():
     log.print(f"Total fine-tuning time: {tuning_seconds:.1f} s")
     accuracy = evaluate(model, log.progress(test_loader, "test"), device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
-    log.write_result(accuracy, training_seconds, gradient_bytes)
+    log.write_result(accuracy, training_seconds)
 
 
 if __name__ == "__main__":

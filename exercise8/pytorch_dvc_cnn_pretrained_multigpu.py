@@ -18,12 +18,13 @@ import time
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from backbones import BACKBONES, WEIGHT_SETS, load_features
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: the ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
@@ -50,29 +51,29 @@ class Classifier(nn.Module):
 criterion = nn.BCEWithLogitsLoss()
 
 
-def train(model, loader, optimizer, device):
+def train(model, batches, optimizer, device):
     """Train for one epoch; return {"loss": mean, "accuracy": %}."""
     model.train()
     sums = torch.zeros(3, device=device)
-    for images, labels in loader:
+    for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         output = model(augment(normalise(images, MEAN, STD)))
         loss = criterion(output, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, (output > 0) == (labels > 0))
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 @torch.no_grad()
-def evaluate(model, loader, device):
+def evaluate(model, batches, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
-    for images, labels in loader:
+    for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
@@ -84,8 +85,7 @@ def evaluate(model, loader, device):
 def fit(model, loaders, optimizer, epochs, device, log):
     """Train and validate for these epochs; return the elapsed seconds."""
     train_loader, val_loader = loaders
-    # DDP: averages gradients in backward(), of what is trainable now
-    ddp_model = torch.nn.parallel.DistributedDataParallel(model)
+    ddp_model = DDP(model)  # DDP: averages gradients in backward()
     start = time.perf_counter()
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
@@ -104,7 +104,7 @@ def fit(model, loaders, optimizer, epochs, device, log):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=10, help="epochs")
     parser.add_argument(
         "--finetune-epochs", type=int, default=20, help="fine-tuning epochs"
     )
@@ -122,16 +122,14 @@ def main():
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, val_set, test_set = dogs_vs_cats()
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
-
-    log = RunLog(args, device)
+    model.features.requires_grad_(False)  # the pretrained features stay frozen
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
     log.print(f"Images found to train on: {len(train_set)}")
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
@@ -143,9 +141,7 @@ def main():
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 
-    # Train the new head; the pretrained features stay frozen.
-    model.features.requires_grad_(False)
-    gradient_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    # Train the new head.
     optimizer = torch.optim.SGD(model.parameters(), args.lr)
     epochs = range(1, args.epochs + 1)
     loaders = train_loader, val_loader
@@ -162,7 +158,7 @@ def main():
     log.print(f"Total fine-tuning time: {tuning_seconds:.1f} s")
     accuracy = evaluate(model, log.progress(test_loader, "test"), device)["accuracy"]
     log.print(f"Testing (pretrained, after fine-tuning): accuracy {accuracy:.2f} %")
-    log.write_result(accuracy, training_seconds, gradient_bytes)
+    log.write_result(accuracy, training_seconds)
     dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 

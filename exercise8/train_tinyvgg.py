@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from backbones import BACKBONES, WEIGHTS
 from common.data import normalise
-from common.errors import run
+from common.errors import positive, run
 from dataset import MEAN, STD
 
 SIZE = 96
@@ -126,7 +126,7 @@ def draw_image(seed):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=24000, help="synthetic images")
-    parser.add_argument("--epochs", type=int, default=16, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=16, help="epochs")
     parser.add_argument("--batch-size", type=int, default=64, help="images per step")
     parser.add_argument("--to", default=WEIGHTS["tinyvgg"], help="file to write")
     args = parser.parse_args()
@@ -155,9 +155,9 @@ def main():
         for batch in tqdm(order, f"epoch {epoch + 1} of {args.epochs}"):
             output = model(normalise(images[batch], MEAN, STD)).view(-1, 10, 3)
             loss = nn.functional.cross_entropy(output, labels[batch])
-            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
             scheduler.step()
         model.eval()
         with torch.inference_mode():

@@ -22,16 +22,16 @@ from torch.utils.data import RandomSampler
 
 from common.data import make_loader, normalise
 from common.device import get_device
-from common.errors import run
-from common.log import RunLog, rank0_print
+from common.errors import positive, run
+from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, mnist
 
-# Each optimizer's usual learning rate, unless --lr is given.
+USUAL_LR = {"adadelta": 1.0, "adam": 0.001, "rmsprop": 0.001}
 OPTIMIZERS = {
-    "adadelta": lambda parameters, lr: optim.Adadelta(parameters, lr or 1.0),
-    "adam": lambda parameters, lr: optim.Adam(parameters, lr or 0.001),
-    "rmsprop": lambda parameters, lr: optim.RMSprop(parameters, lr or 0.001),
+    "adadelta": lambda parameters, lr: optim.Adadelta(parameters, lr),
+    "adam": lambda parameters, lr: optim.Adam(parameters, lr),
+    "rmsprop": lambda parameters, lr: optim.RMSprop(parameters, lr),
 }
 SCHEDULERS = {
     "step": lambda opt, args: lr_scheduler.StepLR(opt, 1, args.gamma),
@@ -54,8 +54,8 @@ class Net(nn.Module):
 
     def forward(self, x):
         x = F.relu(self.conv1(x))
-        x = F.max_pool2d(self.conv2(x), 2)  # the largest of 2 x 2: (N, 64, 12, 12)
-        x = F.relu(x)  # the same as before pooling, at a quarter of the work
+        x = F.relu(self.conv2(x))
+        x = F.max_pool2d(x, 2)  # the largest of 2 x 2: (N, 64, 12, 12)
         x = self.dropout1(x).flatten(1)
         x = F.relu(self.fc1(x))
         x = self.fc2(self.dropout2(x))
@@ -71,11 +71,14 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
     for step, (data, target) in enumerate(batches, start=1):
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
+        # Forward: each digit's log-probabilities, and how wrong they are.
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
-        optimizer.zero_grad()
+        # Backward: how each weight changes the loss. The optimizer lowers it by a
+        # small step of all weights; gradients would add up if they were not cleared.
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         if step % args.log_interval == 0 or step == num_steps:
             seen = min(step * log.batch, images)
             progress = f"{seen}/{images} ({seen / images:.0%})"
@@ -85,7 +88,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
 
 @torch.no_grad()
 @profile
-def test(model, device, test_loader):
+def test(model, device, test_loader, log):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
     sums = torch.zeros(3, device=device)
@@ -97,9 +100,9 @@ def test(model, device, test_loader):
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     test_metrics = to_metrics(sums)
     correct, images = map(int, sums[1:].tolist())
-    line = f"Test set: Average loss: {test_metrics['loss']:.4f}, "
-    rank0_print(
-        f"{line}Accuracy: {correct}/{images} ({test_metrics['accuracy']:.0f} %)"
+    log.print(
+        f"Test set: Average loss: {test_metrics['loss']:.4f}, "
+        f"Accuracy: {correct}/{images} ({test_metrics['accuracy']:.0f} %)"
     )
     return test_metrics
 
@@ -110,7 +113,7 @@ def main():
     parser.add_argument(
         "--test-batch-size", type=int, default=1000, help="test batch size"
     )
-    parser.add_argument("--epochs", type=int, default=14, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=14, help="epochs")
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer"
     )
@@ -119,7 +122,9 @@ def main():
         "--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr"
     )
     parser.add_argument("--gamma", type=float, default=0.7, help="decay of --lr")
-    parser.add_argument("--log-interval", type=int, default=10, help="steps per log")
+    parser.add_argument(
+        "--log-interval", type=positive, default=10, help="steps per log"
+    )
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument(
         "--save-model", action="store_true", help="save the weights in mnist_cnn.pt"
@@ -129,8 +134,6 @@ def main():
 
     device = get_device()
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    # cuDNN tries its algorithms once. AMD's search would take too long.
-    torch.backends.cudnn.benchmark = not torch.version.hip
     # With LINE_PROFILE=1, each process writes a line profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
@@ -138,7 +141,7 @@ def main():
 
     train_set, test_set = mnist()
     model = Net().to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device)
+    log = RunLog(args, device, model)
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
@@ -148,14 +151,16 @@ def main():
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
     test_loader = make_loader(test_set, args.test_batch_size, device)
-    optimizer = OPTIMIZERS[args.optimizer](model.parameters(), args.lr)
+    lr = USUAL_LR[args.optimizer] if args.lr is None else args.lr
+    optimizer = OPTIMIZERS[args.optimizer](model.parameters(), lr)
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
         train(args, model, device, loader, optimizer, epoch, log)
         seconds = time.perf_counter() - epoch_start
-        test_metrics = test(model, device, log.progress(test_loader, "test"))
+        batches = log.progress(test_loader, "test")
+        test_metrics = test(model, device, batches, log)
         log.epoch(epoch, len(train_set), seconds, test=test_metrics)
         scheduler.step()
     training_seconds = time.perf_counter() - start
@@ -163,9 +168,8 @@ def main():
     if args.save_model:
         torch.save(model.state_dict(), "mnist_cnn.pt.part")
         os.replace("mnist_cnn.pt.part", "mnist_cnn.pt")  # never half a file
-    gradient_bytes = sum(p.nbytes for p in model.parameters())
     accuracy, profiled = test_metrics["accuracy"], profile.enabled
-    log.write_result(accuracy, training_seconds, gradient_bytes, profiled=profiled)
+    log.write_result(accuracy, training_seconds, profiled=profiled)
 
 
 if __name__ == "__main__":

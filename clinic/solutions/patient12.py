@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, Subset
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -60,9 +60,9 @@ def train(model, loader, optimizer, device):
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     return sums
 
@@ -83,7 +83,7 @@ def evaluate(model, loader, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=20, help="most epochs")
+    parser.add_argument("--epochs", type=positive, default=20, help="most epochs")
     parser.add_argument("--patience", type=int, default=2, help="in epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
@@ -102,10 +102,10 @@ def main():
     val_loader = make_loader(val_shard, args.batch_size, device)
 
     model = Net().to(device)
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DDP(model)
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
     stopping = EarlyStopping(args.patience)
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         start = time.perf_counter()

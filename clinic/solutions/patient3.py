@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, Subset
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -57,12 +57,12 @@ def train(model, loader, optimizer, device):
     sums = torch.zeros(3, device=device)
     for images, labels in loader:
         loss, batch_sum = forward(model, images, labels, device)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sum
     dist.all_reduce(sums)
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def evaluate(model, loader, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--finetune-epochs", type=int, default=6, help="more epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.002, help="learning rate")
@@ -87,7 +87,7 @@ def main():
     device = get_device(local_rank)
     dist.init_process_group()
     torch.manual_seed(args.seed + rank)
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
 
     train_set, val_set = shapes(1024, seed=1), shapes(501, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
@@ -97,14 +97,14 @@ def main():
 
     model = Classifier().to(device)
     model.features.requires_grad_(False)
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DDP(model)
     optimizer = torch.optim.Adam(model.head.parameters(), args.lr)
     for epoch in range(1, args.epochs + args.finetune_epochs + 1):
         if epoch == args.epochs + 1:
             log.print("Fine-tuning: the features are trained as well")
             model.features.requires_grad_(True)
             optimizer = torch.optim.Adam(model.parameters(), args.lr / 2)
-            ddp_model = DistributedDataParallel(model)  # FIX: hooks all layers
+            ddp_model = DDP(model)  # FIX: hooks all layers
         sampler.set_epoch(epoch)
         start = time.perf_counter()
         train_metrics = train(

@@ -12,12 +12,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -52,9 +52,9 @@ def train(model, batches, optimizer, device):
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = criterion(output, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     return sums
 
@@ -75,7 +75,7 @@ def evaluate(model, batches, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -86,14 +86,14 @@ def main():
     dist.init_process_group(timeout=timedelta(seconds=30))  # ends a hang soon
     torch.manual_seed(args.seed + rank)
 
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
     train_set, val_set = shapes(2048, seed=1), shapes(500, seed=2)
     sampler = DistributedSampler(train_set, seed=args.seed)
     loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_loader = make_loader(val_set, args.batch_size, device)  # only for rank 0
 
     model = Net().to(device)
-    ddp_model = DistributedDataParallel(model)
+    ddp_model = DDP(model)
     optimizer = torch.optim.SGD(ddp_model.parameters(), args.lr, momentum=0.9)
     images, val_metrics = len(train_set), {"accuracy": 0}
     for epoch in range(1, args.epochs + 1):

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, Subset
 
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks
-from common.errors import run
+from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, SHAPES, STD, shapes
@@ -53,12 +53,12 @@ def train(model, loader, optimizer, device):
         labels = labels.to(device, non_blocking=True)
         output = model(normalise(images, MEAN, STD))
         loss = cross_entropy(output, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         sums += batch_sums(loss, output.argmax(dim=1) == labels)
     dist.all_reduce(sums)
-    return to_metrics(sums, training=True)
+    return to_metrics(sums, check_finite=True)
 
 
 @torch.no_grad()
@@ -78,7 +78,7 @@ def evaluate(model, loader, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=6, help="epochs")
+    parser.add_argument("--epochs", type=positive, default=6, help="epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -97,12 +97,12 @@ def main():
     val_loader = make_loader(val_shard, args.batch_size, device)
 
     model = Net().to(device)
-    ddp_model = DistributedDataParallel(
+    ddp_model = DDP(
         model,
         find_unused_parameters=True,  # FIX: some steps leave out the block
     )
     optimizer = torch.optim.Adam(model.parameters(), args.lr)
-    log = RunLog(args, device)
+    log = RunLog(args, device, enabled=rank == 0)
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         start = time.perf_counter()

@@ -1,14 +1,12 @@
-"""Values and random states of all ranks, which checkpoints hold."""
-
-import os
+"""The random states of all ranks, which checkpoints hold."""
 
 import torch
 import torch.distributed as dist
 
 
 def get_rank():
-    """Return this process's rank, 0 without torchrun."""
-    return int(os.environ.get("RANK", 0))
+    """Return this process's rank, 0 if there is no process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def gather_from_ranks(value):
