@@ -22,7 +22,6 @@ from tqdm import tqdm
 import pipeline
 from common.device import get_device, get_ranks
 from common.errors import run
-from common.log import rank0_print
 from schedule import SCHEDULES
 
 STEPS = 6  # per epoch
@@ -90,6 +89,7 @@ def main():
     parser.add_argument("--length", type=int, default=128, help="sequence length")
     args = parser.parse_args()
     rank, local_rank, p = get_ranks()
+    print_line = print if rank == 0 else lambda line: None  # one table
     device = get_device(local_rank)
     dist.init_process_group()
     dist.init_process_group, end = lambda: None, dist.destroy_process_group
@@ -97,7 +97,7 @@ def main():
     options = [f"--width={args.width}", f"--length={args.length}", "--heads=4"]
     options += [f"--layers={max(4, 2 * p)}", "--epochs=1"]
     options += ["--batch-size=16", f"--sequences={STEPS * 16 * p}"]
-    rank0_print(f"{p} GPUs: fraction of a step spent waiting, measured (calculated)")
+    print_line(f"{p} GPUs: fraction of a step spent waiting, measured (calculated)")
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for logs/
         micro_batches = p, 2 * p, 4 * p, 8 * p
@@ -112,7 +112,7 @@ def main():
                 calculated = (p - 1) / (v * m + p - 1)
                 cells.append(f"m = {m}: {measured:.2f} ({calculated:.2f})")
                 bar.update()
-            rank0_print(f"{name:16}" + "   ".join(cells))
+            print_line(f"{name:16}" + "   ".join(cells))
         bar.close()
         os.chdir("/")
     end()

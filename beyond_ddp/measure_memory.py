@@ -24,7 +24,6 @@ import formulas
 from common.data import REPOSITORY
 from common.device import get_device, get_ranks
 from common.errors import run
-from common.log import rank0_print
 from dataset import VOCABULARY
 from memory_tracker import MemoryTracker, unpack
 
@@ -112,6 +111,7 @@ def main():
     parser.parse_args()
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # see README.md
     rank, local_rank, ranks = get_ranks()
+    print_line = print if rank == 0 else lambda line: None  # one table
     gpus_per_node = os.environ["LOCAL_WORLD_SIZE"]
     # For ddp.py alone: model.py and dataset.py are found here first.
     sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
@@ -125,9 +125,9 @@ def main():
     options = f"--layers={layers} --heads={layers} --width={WIDTH}".split()
     options += f"--batch-size={BATCH} --length={LENGTH} --epochs=1".split()
     model = f"{layers} layers of width {WIDTH}"
-    rank0_print(f"{ranks} ranks, {model}, {BATCH} x {LENGTH} tokens each")
-    rank0_print("MB per rank, measured and calculated; sent: per step")
-    rank0_print(f"{'':16}" + "".join(f"{column:^18}" for column in COLUMNS))
+    print_line(f"{ranks} ranks, {model}, {BATCH} x {LENGTH} tokens each")
+    print_line("MB per rank, measured and calculated; sent: per step")
+    print_line(f"{'':16}" + "".join(f"{column:^18}" for column in COLUMNS))
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # for their logs/
         hide = None if rank == 0 else True  # None: shown only on a terminal
@@ -141,7 +141,7 @@ def main():
             calculated = calculate(script, layers, micro_batches, ranks)
             pairs = zip(measured, calculated, strict=True)
             cells = [f"{a / 1e6:9.3f} {b / 1e6:<8.3f}" for a, b in pairs]
-            rank0_print(f"{script:16}" + "".join(cells))
+            print_line(f"{script:16}" + "".join(cells))
         os.chdir("/")
     end()
 

@@ -68,12 +68,12 @@ def main():
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    # ZERO: it takes the optimizer's class, and makes one for the shard of this rank
-    params, adam, lr = model.parameters(), torch.optim.Adam, args.lr
 
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
+    # ZERO: it takes the optimizer's class, and makes one for the shard of this rank
+    params, adam, lr = model.parameters(), torch.optim.Adam, args.lr
     optimizer = ZeroRedundancyOptimizer(params, adam, lr=lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):

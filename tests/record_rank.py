@@ -23,9 +23,9 @@ SIZES = 36, 20, 36  # to train on in batches of 12; to evaluate, not divisible b
 class OneReplica(DistributedSampler):
     """A sampler that gives one process the shards of all ranks."""
 
-    def __init__(self, dataset, first_epoch):
+    def __init__(self, dataset):
         super().__init__(dataset, 1, 0)
-        self.epoch = first_epoch - 1
+        self.epoch = 0
 
     def __iter__(self):
         self.epoch += 1
@@ -62,11 +62,11 @@ def local_copies(optimizer):
     return [shard.detach().contiguous().clone() for shard in shards]
 
 
-def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
+def record(module, rank, *, batchnorm=FixedBatchNorm):
     """Make main() save what it computes to RANK.pt.
 
     means: loss and accuracies, as printed; start, weights: of this rank, before the
-    first step and after the last. first_epoch: what the script gives to set_epoch.
+    first step and after the last.
     """
     seen = {"means": []}
     nn.Dropout.forward = lambda layer, x: x
@@ -75,8 +75,7 @@ def record(module, rank, *, first_epoch=1, batchnorm=FixedBatchNorm):
         setattr(module, name, lambda images: images.flip(3))
     for name in vars(module).keys() & DATA:
         setattr(module, name, partial(load_fewer, getattr(module, name)))
-    sampler = partial(OneReplica, first_epoch=first_epoch)
-    torch.utils.data.RandomSampler = module.RandomSampler = sampler
+    torch.utils.data.RandomSampler = module.RandomSampler = OneReplica
     for name in ("Adam", "Adadelta", "RMSprop"):
         setattr(torch.optim, name, Momentum)
     torch.accelerator.device_count = lambda: 2  # for DataParallel

@@ -278,7 +278,9 @@ def normalise_parts(module, rank, *, sizes, dtype):
 
     def main():
         dist.init_process_group()
-        layer = module.sync_batchnorm(nn.BatchNorm2d(6, momentum=0.3), CPU)
+        layer = nn.BatchNorm2d(6, momentum=0.3)
+        layer = module.nn.SyncBatchNorm.convert_sync_batchnorm(layer)
+        layer = module.sync_on_cpu(layer)
         x, gradients = (t.split(sizes, 1)[rank] for t in batches())
         torch.save(step_by_step(layer, x, gradients, dtype), f"{rank}.pt")
         dist.destroy_process_group()
@@ -312,7 +314,7 @@ def test_parts_of_a_batch_are_normalised_like_the_whole(sizes, dtype, tmp_path):
 
 def test_a_resnet_with_syncbatchnorm_trains_as_one_process_does(sample, tmp_path):
     """Its running statistics, used in evaluation, are checked as well."""
-    patch = partial(record, first_epoch=0, batchnorm=nn.BatchNorm2d)
+    patch = partial(record, batchnorm=nn.BatchNorm2d)
     options = "--epochs", 2, "--lr", 0.0001, "--seed", 0, "--dtype", "fp32"
     runs = []
     for script, ranks in (("cinic_tensorboard", 0), ("cinic_syncbn", 2)):
@@ -330,15 +332,17 @@ def test_a_resnet_with_syncbatchnorm_trains_as_one_process_does(sample, tmp_path
 
 def test_every_batchnorm_is_converted():
     syncbn, cinic_ddp = (load("cinic_lab", name) for name in ("syncbn", "cinic_ddp"))
-    cuda = torch.device("cuda")  # no GPU is needed to name it
-    for device, layer in ((cuda, nn.SyncBatchNorm), (CPU, syncbn.SyncBatchNorm2d)):
-        model = cinic_ddp.Classifier("resnet18")
-        before = [*model.state_dict()]
-        converted = syncbn.sync_batchnorm(model, device)
-        types = [type(module) for module in converted.modules()]
-        assert types.count(layer) == 20 and nn.BatchNorm2d not in types
-        # So any script can resume from the checkpoint.
-        assert [*converted.state_dict()] == before
+    model = cinic_ddp.Classifier("resnet18")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    converted = syncbn.sync_on_cpu(converted)
+    types = [type(module) for module in converted.modules()]
+    assert types.count(syncbn.SyncBatchNorm2d) == 20
+    assert nn.BatchNorm2d not in types and nn.SyncBatchNorm not in types
+    # So any script can resume from the checkpoint.
+    after = converted.state_dict()
+    assert [*after] == [*before]
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.slow

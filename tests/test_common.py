@@ -217,7 +217,7 @@ def test_a_run_works_on_other_kinds_of_gpu(tmp_path, fake_gpus, monkeypatch):
     fake_gpus(kind="xpu", get_device_name=name, max_memory_allocated=peak)
     monkeypatch.chdir(tmp_path)
     args = Namespace(batch_size=8, epochs=3)
-    log = RunLog(args, torch.device("xpu", 0), scalars=False)
+    log = RunLog(args, torch.device("xpu", 0))
     log.epoch(1, 8, 1.0)
     log.write_result(accuracy=0)
     result = json.loads(Path("logs/results.jsonl").read_text())

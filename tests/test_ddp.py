@@ -8,7 +8,6 @@ import functools
 import json
 import re
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,7 +135,7 @@ def recorded(sample, tmp_path_factory):
         batch = f"--batch-size={BATCH // max(1, ranks)}"
         own = RECORDED.get(exercise, "")
         options = f"{OPTIONS[exercise]} {own} {batch} {options}".split()
-        patch = partial(record, first_epoch=0 if exercise == "cinic_lab" else 1)
+        patch = record
         how = {"ranks": ranks, "per_node": per_node, "patch": patch}
         folder = tmp_path_factory.mktemp("run")
         run = Run(folder, sample, script, *options, **how)

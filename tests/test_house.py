@@ -1,4 +1,4 @@
-"""The rules of the house: who imports what, sizes, and what each lesson has."""
+"""The rules of the house: who imports what, and what each lesson has."""
 
 import re
 import subprocess
@@ -25,16 +25,11 @@ MAY_IMPORT = {  # besides a folder's own modules
 }
 IMPORT = r"^ *(?:from|import) (?:(?:common|tools|ddp_checkup)\.)?(\w+)"
 TRAINING = "data", "device", "errors", "log", "metrics"  # what its scripts import
-LONGER = {"cinic_lab/run-requeue.sh": 25}
 
 
 def owner(file):
     path = f"{file.relative_to(REPOSITORY)}/"
     return max((key for key in MAY_IMPORT if path.startswith(f"{key}/")), key=len)
-
-
-def count_lines(files):
-    return sum(file.read_text().count("\n") for file in files)
 
 
 def test_nobody_imports_from_above_and_there_is_no_circle():
@@ -49,17 +44,6 @@ def test_nobody_imports_from_above_and_there_is_no_circle():
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_the_house_stays_small():
-    common, shell = REPOSITORY / "common", ("env", "launch_nodes", "sbatch")
-    assert count_lines(common.glob("*.py")) <= 600
-    assert count_lines(common / f"{name}.py" for name in TRAINING) <= 400
-    assert count_lines(common / f"{name}.sh" for name in shell) <= 120
-    assert count_lines([REPOSITORY / "README.md"]) <= 120
-    assert not [file for file in PYTHON if count_lines([file]) > 350]
-    assert count_lines(MODULES) <= 18_500
-    assert count_lines(f for f in TESTS if f.suffix in (".py", ".sh")) <= 8_500
-
-
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_a_lesson_has_its_files(exercise):
     folder, names = REPOSITORY / exercise, ["README.md", "ANSWERS.md", "ROWS.md"]
@@ -67,8 +51,6 @@ def test_a_lesson_has_its_files(exercise):
     for name in names if exercise in WITH_DATA else names[:4]:
         assert (folder / name).is_file(), name
     assert (folder / "common").readlink().as_posix() == "../common"
-    for script in folder.glob("*.sh"):
-        assert count_lines([script]) <= LONGER.get(f"{exercise}/{script.name}", 20)
     for script in folder.rglob("*.py"):
         if "# DDP: " in script.read_text():
             names = re.findall(r"^from common\.(\w+)", script.read_text(), re.M)

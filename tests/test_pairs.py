@@ -16,7 +16,10 @@ NO_COUNTERPART = {
     "train_set = random_sequences(args.sequences, args.length)",
     f"sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: {SHARD}",
     "model = make_model(args)",  # TensorFlow's scope is opened around it
-    "ddp_model = torch.nn.parallel.DistributedDataParallel(model)",  # LocalSGD
+    # Local SGD and FSDP wrap nothing in DDP
+    "ddp_model = DDP(model)  # DDP: averages gradients in backward()",
+    "from torch.nn.parallel import DistributedDataParallel as DDP"
+    "  # DDP: the wrapper",
 }
 # The DDP lines of all pairs are one block: each of these statements has one comment,
 # on its line or above it.
@@ -28,7 +31,9 @@ CANONICAL = (
     r".* = get_device\(",
     r"dist\.init_process_group",
     r"torch\.manual_seed",
-    r".*\bDistributedDataParallel\(",
+    "from torch.nn.parallel import",
+    r".*\bDDP\(",
+    r"log = RunLog\(",
     r".* = DistributedSampler\(",
     r".*\.set_epoch\(",
     r"(.* = )?train\(",
