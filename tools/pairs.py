@@ -60,7 +60,7 @@ PAIRS = [
     (f"{INTRO}/ddp.py", f"{BEYOND}/powersgd.py",
      "HOOK", 10, "DDP → PowerSGD"),
     (f"{INTRO}/ddp.py", f"{BEYOND}/local_sgd.py",
-     "LSGD", 16, "DDP → local SGD"),
+     "LSGD", 17, "DDP → local SGD"),
     (f"{BEYOND}/local_sgd.py", f"{BEYOND}/diloco.py",
      "DILOCO", 14, "Local SGD → DiLoCo"),
     (f"{INTRO}/ddp.py", f"{BEYOND}/streaming.py",
