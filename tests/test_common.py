@@ -80,6 +80,7 @@ def test_a_students_own_script_works_elsewhere(tmp_path):
     shutil.copytree(REPOSITORY / "common", tmp_path / "common")
     (tmp_path / "own.py").write_text(OWN)
     launch = [Path(sys.executable).with_name("torchrun"), "--standalone"]
+    launch.append("--local-addr=127.0.0.1")  # the machine may not know its name
     done = run([*launch, "--nproc-per-node=2", "own.py"], tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     ends = "rank 0 of 2 is done\nrank 1 of 2 is done\n"

@@ -1,7 +1,8 @@
 """A part of the tests, on a machine that looks like another one.
 
-In each disguise tests failed before they hid GPUs: a GPU that PyTorch counts, and a
-Slurm job around the tests.
+In each disguise tests failed at first: a GPU that PyTorch counts; a Slurm job around the
+tests; a folder with an odd name in which nobody may write; and a bare machine, with
+neither Slurm nor settings of git, of the language or of a home.
 """
 
 import os
@@ -9,19 +10,20 @@ import subprocess
 import sys
 
 import pytest
-from conftest import HIDDEN, REPOSITORY, copy_checkout
+from conftest import HIDDEN, REPOSITORY, copy_checkout, path_without_sbatch
 
 pytestmark = pytest.mark.slow
 # Tests that start processes, count them, and read their output.
 PART = "each_script_runs or kinds_of_gpu or missing_data or gpus_that_pytorch"
-PART += " or malloc_is_tuned or pick_gpus or user_error_of_all"
+PART += " or malloc_is_tuned or pick_gpus or user_error_of_all or strict_shell"
+PART += " or only_in_a_shell"
 FILES = "tests/test_common.py", "tests/test_run_scripts.py", "tests/test_faults.py"
 JOB = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1", "SLURM_NNODES": "1"}
 JOB |= {"SLURM_CPUS_PER_TASK": "3", "SLURM_RESTART_COUNT": "1", "GPUS": "3"}
 JOB |= {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SITE": "lumi"}
 
 
-@pytest.mark.parametrize("disguise", ["GPU", "job", "folder"])
+@pytest.mark.parametrize("disguise", ["GPU", "job", "folder", "bare"])
 def test_the_tests_pass_on_another_machine(disguise, tmp_path):
     ours, checkout = {*HIDDEN, "PYTHONPATH"}, REPOSITORY
     env = {name: value for name, value in os.environ.items() if name not in ours}
@@ -31,11 +33,20 @@ def test_the_tests_pass_on_another_machine(disguise, tmp_path):
         env["PYTHONPATH"] = str(REPOSITORY / "tests/disguise")
     elif disguise == "job":
         env |= JOB
+    elif disguise == "bare":
+        env = {"PATH": path_without_sbatch(tmp_path / "bin"), "LC_ALL": "C"}
+        env |= {"HOME": str(tmp_path / "home"), "GIT_CONFIG_SYSTEM": "/dev/null"}
+        command = ["sh", "-c", 'umask 077; exec "$@"', "sh", *command]
     else:  # nobody may write beside it, and cd says where it goes
         checkout = copy_checkout(tmp_path / "parent" / "a clone, à côté")
         (tmp_path / "parent").chmod(0o555)
         env["CDPATH"] = "."
     done = subprocess.run(
-        command, cwd=checkout, env=env, capture_output=True, text=True
+        command,
+        cwd=checkout,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

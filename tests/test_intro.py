@@ -78,6 +78,7 @@ def test_plain_pytorch_computes_the_same_losses(exercise, tmp_path):
     alone.mkdir()
     shutil.copy(exercise / "plain_ddp.py", alone)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun.append("--local-addr=127.0.0.1")  # the machine may not know its name
     plain = run([*torchrun, "--nproc-per-node=2", "plain_ddp.py"], alone)
     size = ["--layers=1", "--heads=1", "--width=128", "--length=64", "--lr=0.003"]
     ours = run(["bash", "jobscript_ddp.sh", "ddp.py", *size], exercise)

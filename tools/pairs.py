@@ -74,7 +74,7 @@ PAIRS = [
     (f"{INTRO}/ddp.py", f"{BEYOND}/compiled.py",
      "COMPILE", 3, "DDP → torch.compile"),
     (f"{INTRO}/ddp.py", f"{BEYOND}/fsdp.py",
-     "FSDP", 17, "DDP → FSDP"),
+     "FSDP", 18, "DDP → FSDP"),
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/fsdp_checkpoint.py",
      "DCP", 15, "FSDP → sharded checkpoints"),
     (f"{BEYOND}/fsdp.py", f"{BEYOND}/hsdp.py",
