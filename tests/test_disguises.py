@@ -1,7 +1,7 @@
 """A part of the tests, on a machine that looks like another one.
 
-In each disguise tests failed at first: a GPU that PyTorch counts; a Slurm job around the
-tests; a folder with an odd name in which nobody may write; and a bare machine, with
+In each disguise tests failed at first: a GPU that PyTorch counts; a Slurm job around
+them; a folder with an odd name, in which nobody may write; and a bare machine, with
 neither Slurm nor settings of git, of the language or of a home.
 """
 
