@@ -67,7 +67,7 @@ class RunLog:
         """Print a line, above the progress bar."""
         if self.enabled:
             with tqdm.external_write_mode():
-                print(line, flush=True)  # where stdout is closed, this prints nothing
+                print(line, flush=True)  # nothing, where stdout is closed
 
     def progress(self, loader, desc, steps=None):
         """Return at most `steps` batches of a loader; a terminal shows a bar."""
