@@ -315,7 +315,7 @@ def test_parts_of_a_batch_are_normalised_like_the_whole(sizes, dtype, tmp_path):
 def test_a_resnet_with_syncbatchnorm_trains_as_one_process_does(sample, tmp_path):
     """Its running statistics, used in evaluation, are checked as well."""
     patch = partial(record, batchnorm=nn.BatchNorm2d)
-    options = "--epochs", 2, "--lr", 0.0001, "--seed", 0, "--dtype", "fp32"
+    options = "--epochs", 2, "--lr", 0.00003, "--seed", 0, "--dtype", "fp32"
     runs = []
     for script, ranks in (("cinic_tensorboard", 0), ("cinic_syncbn", 2)):
         size = "--batch-size", 12 // max(1, ranks)

@@ -162,7 +162,8 @@ def of_exercise8(script):
 
 
 def of_mnist(script):
-    script.test(on_gpu(script.Net), CUDA, batches(1, 28, 28))
+    log = RunLog(Namespace(batch_size=4), CPU, enabled=False)
+    script.test(on_gpu(script.Net), CUDA, batches(1, 28, 28), log)
 
 
 def of_cifar(script):

@@ -140,7 +140,9 @@ def test_user_errors(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with raises_user_error("--width 108"):
         call(load("single"), "--width", 100, "--heads", 12)
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    one |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in one.items():
         monkeypatch.setenv(name, value)
     with raises_user_error("needs two processes, not 1"):
         call(load("model_parallel"))

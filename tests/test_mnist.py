@@ -99,10 +99,11 @@ def test_optimizers_and_schedules():
     module = load("mnist_multigpu", "mnist_singlegpu")
     layer = nn.Linear(2, 1)
     for name, make in module.OPTIMIZERS.items():
-        chosen, given = make(layer.parameters(), None), make(layer.parameters(), 0.5)
-        assert type(chosen).__name__.lower() == name
-        assert chosen.param_groups[0]["lr"] == (1.0 if name == "adadelta" else 0.001)
-        assert given.param_groups[0]["lr"] == 0.5
+        usual = module.USUAL_LR[name]
+        optimizer = make(layer.parameters(), usual)
+        assert type(optimizer).__name__.lower() == name
+        assert optimizer.param_groups[0]["lr"] == usual
+        assert usual == (1.0 if name == "adadelta" else 0.001)
     args, rates = Namespace(gamma=0.7, epochs=4), {}
     for name, make in module.SCHEDULERS.items():
         optimizer = torch.optim.SGD(layer.parameters(), 1.0)
