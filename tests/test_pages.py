@@ -17,6 +17,8 @@ import texts
 from texts import LESSONS, PAGES
 
 LEFT, RIGHT = "dp_ddp_intro/single.py", "dp_ddp_intro/ddp.py"
+EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
+MEASURED = [(LEFT, RIGHT), (f"{EIGHT}.py", f"{EIGHT}_multigpu.py")]
 each_pair = pytest.mark.parametrize("left, right", PAGES)
 
 
@@ -56,6 +58,13 @@ def test_each_change_is_explained(left, right):
     assert rows + html.count("<tr id=r") == len(pair.align(left, right))
     for name, (_, words) in changes.items():
         assert 8 <= len(words) <= 130, f"{name}: {' '.join(words)}"
+
+
+@pytest.mark.parametrize("left, right", MEASURED)
+def test_what_happens_without_a_ddp_line_is_shown_first(left, right):
+    for name, (_, words) in read_changes(pair.table(left, right)[0]).items():
+        if name != "the-docstring-s-first-line":
+            assert words[:2] == ["Without", "it:"], name
 
 
 def test_a_comment_and_its_statement_are_one_change():
@@ -277,12 +286,8 @@ def test_slides_show_one_change_as_large_as_it_can_be(tab):
         assert tab.locator(":target .row").first.is_visible()
         assert rows.last.is_visible() == (n == number)
         assert tab.evaluate("document.documentElement.scrollHeight") <= 720
-        assert (
-            tab.evaluate(
-                "parseFloat(document.documentElement.style.getPropertyValue('--slide'))"
-            )
-            >= 18
-        )
+        code = tab.locator(":target .row td:nth-child(5)").first
+        assert code.evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 18
         tab.key("PageDown")
     check(tab)
     tab.key("Escape")

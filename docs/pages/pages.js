@@ -41,13 +41,13 @@ function fit(change) {
   const cells = shown.slice(0, -1).flatMap((row) => [row.cells[1], row.cells[4]]);
   const longest = Math.max(...cells.map((cell) => cell.textContent.length));
   const limits = { "--slide": Math.min(64, size(longest, wide() ? 2 : 1)), "--words": 40 };
-  root.style.setProperty("--words", "22px");
+  root.style.setProperty("--words", "20px");
   for (const [name, most] of Object.entries(limits)) {
     let [low, high] = [10, most];
     while (high - low > 0.5) {
       const middle = (low + high) / 2;
       root.style.setProperty(name, middle + "px");
-      [low, high] = main.scrollHeight <= main.clientHeight ? [middle, high] : [low, middle];
+      [low, high] = place.getBoundingClientRect().bottom < innerHeight ? [middle, high] : [low, middle];
     }
     root.style.setProperty(name, low + "px");
   }
