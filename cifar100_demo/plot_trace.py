@@ -15,12 +15,17 @@ from matplotlib.figure import Figure
 
 from common.errors import UserError, run
 
-KINDS = {  # colour, parts of operator names; the last match wins
-    "other": ("0.7", ()),
-    "convolution": ("tab:blue", ("conv", "cudnn", "gemm", "xmma", "fprop")),
-    "batch norm": ("tab:orange", ("batch_norm", "batchnorm", "bn_")),
-    "optimizer": ("green", ("optimizer", "fused_sgd", "fusedsgd")),
-    "communication": ("red", ("nccl", "rccl", "gloo", "all_reduce", "allreduce")),
+# Colours that the colour-blind can tell apart (Paul Tol's), and parts of operator
+# names; the last match wins.
+KINDS = {
+    "other": ("#aaaaaa", ()),
+    "convolution": ("#332288", ("conv", "cudnn", "gemm", "xmma", "fprop")),
+    "batch norm": ("#ddcc77", ("batch_norm", "batchnorm", "bn_")),
+    "optimizer": ("#88ccee", ("optimizer", "fused_sgd", "fusedsgd")),
+    "communication": (
+        "#228833",
+        ("nccl", "rccl", "gloo", "all_reduce", "allreduce"),
+    ),
 }
 ROLES = {  # of a thread, by the prefix of one of its operators
     "ProfilerStep": "main thread",
@@ -117,7 +122,7 @@ def plot(bands, file):
     names = {band: name_band(band, events) for band, events in bands.items()}
     # The main thread, the other threads, then the GPU streams.
     order = sorted(bands, key=lambda band: (band[0], names[band] != "main thread"))
-    figure = Figure(figsize=(13, 1.7 + 0.8 * len(bands)), layout="constrained")
+    figure = Figure(figsize=(8.3, 1.5 + 0.6 * len(bands)), layout="constrained")
     axes = figure.add_subplot()
     for y, band in enumerate(order):
         bars = {kind: [] for kind in KINDS}
@@ -129,14 +134,14 @@ def plot(bands, file):
             axes.broken_barh(bars[kind], (y - 0.4, 0.8), color=colour, label=label)
     for phase, start in find_phases(bands).items():
         axes.axvline(start, color="black", linestyle=":")
-        axes.text(start, -0.6, f" {phase}", fontsize=15)
-    axes.set_yticks(range(len(order)), [names[band] for band in order], fontsize=14)
+        axes.text(start, -0.6, f" {phase}", fontsize=12)
+    axes.set_yticks(range(len(order)), [names[band] for band in order], fontsize=12)
     axes.set_ylim(len(order) - 0.5, -1)
-    axes.tick_params("x", labelsize=14)
-    axes.set_xlabel("ms since the start of the step", fontsize=15)
+    axes.tick_params("x", labelsize=11)
+    axes.set_xlabel("ms since the start of the step", fontsize=12)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(ncols=len(KINDS), loc="outside upper center", fontsize=14)
-    figure.savefig(file, dpi=110)
+    figure.legend(ncols=len(KINDS), loc="outside upper center", fontsize=11)
+    figure.savefig(file, dpi=100)
 
 
 def main():
