@@ -13,8 +13,8 @@ def batch_sums(loss, *correct):
     loss: the mean over the batch, a scalar tensor; correct: a bool tensor (N,) for
     each accuracy. Unlike means, sums add up over batches and ranks of any size.
     """
-    count = torch.ones_like(correct[0]).sum()  # on the device, unlike len()
     loss_sum = loss.detach() * len(correct[0])
+    count = torch.full_like(loss_sum, len(correct[0]))  # on the device
     return torch.stack([loss_sum, *(column.sum() for column in correct), count])
 
 

@@ -32,8 +32,8 @@ def augment(images):
     scale = torch.empty(n, device=device).uniform_(0.8, 1.2)
     shear = torch.empty(n, device=device).uniform_(-0.2, 0.2)
     mirror = torch.randint(0, 2, (n,), device=device) * 2 - 1
-    theta = torch.zeros(n, 2, 3, device=device)
-    theta[:, 0, 0], theta[:, 1, 1] = mirror / scale, 1 / scale
-    theta[:, 0, 1] = shear / scale
+    zero = torch.zeros_like(scale)
+    theta = [mirror / scale, shear / scale, zero, zero, 1 / scale, zero]
+    theta = torch.stack(theta, dim=1).view(n, 2, 3)
     grid = F.affine_grid(theta, images.shape, align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)

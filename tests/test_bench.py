@@ -12,6 +12,7 @@ import torch
 from conftest import copy_exercise, make_data, run
 
 import bench
+import count_operations
 import timing
 from common.data import InMemoryDataset
 
@@ -102,3 +103,14 @@ print("train loss 1.0")
 def test_tensorflows_scripts_are_left_out():
     scripts = " ".join(gpu.list_scripts(2, few=False))
     assert "accumulate.py" in scripts and "tensorflow" not in scripts
+
+
+def test_operations_of_a_step_are_counted(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["count_operations.py", "exercise8", "--names"])
+    count_operations.main()
+    _, _, loop, foreach, fused, *names = capsys.readouterr().out.splitlines()
+    rows = [row.split() for row in (loop, foreach, fused)]
+    assert [row[2] for row in rows] == ["loop", "foreach", "fused"]
+    (training, optimizer, _, weights), one, _ = rows
+    assert training == one[0] and weights == one[3] and int(one[1]) < int(optimizer)
+    assert "  13 aten.convolution" in names

@@ -39,14 +39,15 @@ def start(options, address=None, generation=0):
     """Meet the other ranks at a store, and watch this one.
 
     address: (host, port) of the store of a parent process; torchrun has one already.
+    Without both, rank 0 opens the store that init_process_group() will share.
     """
     if address:
         store = dist.TCPStore(*address, None, False)
     else:
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        port = int(os.environ["MASTER_PORT"]) + (not agent)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         owner = state.owns_store = state.rank == 0 and not agent
-        store = dist.TCPStore(os.environ["MASTER_ADDR"], port, None, owner)
+        store = dist.TCPStore(host, port, None, owner, multi_tenant=True)
     state.store = dist.PrefixStore(f"checkup{generation}", store)
     main = threading.main_thread().ident
     state.thread = threading.Thread(target=run, args=[options, main], daemon=True)
