@@ -66,7 +66,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
-    # HOOK: all gradients in one bucket, or each bucket would have its own matrices
+    # HOOK: one bucket, as Gloo sent the factors of several in different orders
     ddp_model = DDP(model, bucket_cap_mb=1000)
     power = hooks.powerSGD_hook  # HOOK: averages two factors of each gradient
     state = power.PowerSGDState(None, args.matrix_rank, start_powerSGD_iter=10)
