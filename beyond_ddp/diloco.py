@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.nn import utils  # LSGD: for one vector of all parameters
 from torch.nn.functional import cross_entropy
-
-# LSGD: averages weights by hand, without DDP
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # FSDP: shards
 from torch.nn.functional import cross_entropy
-
-# FSDP: shards the model, where DDP would wrap it
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
