@@ -31,7 +31,11 @@ def pages(tmp_path_factory):
 
 
 def new_rows(left, right):
-    return [new for _, _, mark, _, new in pair.align(left, right) if mark != " "]
+    """Return the changed lines; of one that the right script lacks, the left one."""
+    rows = pair.align(left, right)
+    return [
+        old if new is None else new for _, old, mark, _, new in rows if mark != " "
+    ]
 
 
 def read_changes(html):
@@ -69,8 +73,6 @@ def test_what_happens_without_a_ddp_line_is_shown_first(left, right):
 
 def test_a_comment_and_its_statement_are_one_change():
     changes = read_changes(pair.table(LEFT, RIGHT)[0])
-    rows, _ = changes["averages-gradients-in-backward"]
-    assert "# DDP" in rows[0] and "ddp_model" in rows[1]
     rows, _ = changes["the-wrapped-model"]
     assert [text.count("train_metrics") for text in rows] == [
         0,

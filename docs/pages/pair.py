@@ -97,9 +97,10 @@ def align(left, right):
 def changes(rows, folder):
     """Yield each change of a hunk: its rows, explanation, and the file of that."""
     reasons = []
-    for *_, new in rows:
-        bracket = reasons and not re.search(r"\w", new or "")
-        reasons.append(reasons[-1] if bracket else explain(new or "", folder))
+    for _, old, _, _, new in rows:
+        line = old if new is None else new
+        bracket = reasons and not re.search(r"\w", line)
+        reasons.append(reasons[-1] if bracket else explain(line, folder))
     grouped = groupby(zip(rows, reasons, strict=True), key=lambda pair: pair[1])
     for (text, file), group in grouped:
         yield [row for row, _ in group], text, file
