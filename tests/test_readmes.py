@@ -10,7 +10,14 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import EXERCISES, REPOSITORY, copy_checkout, path_without_sbatch
+from conftest import (
+    EXERCISES,
+    REPOSITORY,
+    call,
+    copy_checkout,
+    load,
+    path_without_sbatch,
+)
 
 README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
@@ -133,6 +140,35 @@ def test_quoted_lines_have_their_numbers(file):
         (script,) = REPOSITORY.glob(f"*/{name}")
         line = script.read_text().splitlines()[int(number) - 1]
         assert line.strip().startswith(code), f"{name}:{number}"
+
+
+def options_in_texts():
+    """Return {script: {(option, text that names it)}} of the lessons' scripts."""
+    found = {}
+    for page in sorted(REPOSITORY.glob("[a-z]*/*.md")):
+        for name, words in re.findall(
+            r"(\w+\.py)((?: +[^\s`|&;)#]+)+)", page.read_text()
+        ):
+            scripts = {*REPOSITORY.glob(f"{page.parent.name}/{name}")}
+            scripts |= {s for e in EXERCISES for s in REPOSITORY.glob(f"{e}/{name}")}
+            for option in re.findall(r" (--[a-z][a-z0-9-]+)", words):
+                for script in scripts:
+                    found.setdefault(script, set()).add((option, page.name))
+    return found
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_options_in_texts_exist(exercise, capsys):
+    """As in `cinic.py --batch-size 64`."""
+    scripts = {
+        s: o for s, o in options_in_texts().items() if s.parent.name == exercise
+    }
+    assert scripts or exercise == "clinic"
+    for script, options in scripts.items():
+        with pytest.raises(SystemExit):
+            call(load(exercise, script.stem), "--help")
+        known = {*re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)}
+        assert not [o for o in options if o[0] not in known], script.name
 
 
 def table_rows(text):
