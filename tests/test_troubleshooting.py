@@ -159,7 +159,10 @@ def block(heading):
 def torchrun(folder, *options, module="run"):
     """Run train.py by PyTorch's own launcher, as the page's readers do."""
     launcher = [sys.executable, "-m", f"torch.distributed.{module}"]
-    return run([*launcher, *options, "train.py"], folder)
+    # The machine may not know its own name; Gloo warns of that.
+    launcher.append("--local-addr=127.0.0.1")
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return run([*launcher, *options, "train.py"], folder, **quiet)
 
 
 @pytest.mark.slow
