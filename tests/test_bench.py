@@ -12,7 +12,6 @@ import torch
 from conftest import copy_exercise, make_data, run
 
 import bench
-import count_operations
 import timing
 from common.data import InMemoryDataset
 
@@ -105,10 +104,11 @@ def test_tensorflows_scripts_are_left_out():
     assert "accumulate.py" in scripts and "tensorflow" not in scripts
 
 
-def test_operations_of_a_step_are_counted(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["count_operations.py", "exercise8", "--names"])
-    count_operations.main()
-    _, _, loop, foreach, fused, *names = capsys.readouterr().out.splitlines()
+def test_operations_of_a_step_are_counted():
+    command = [sys.executable, "count_operations.py", "exercise8", "--names"]
+    done = run(command, bench.BENCH)
+    assert done.returncode == 0, done.stderr
+    _, _, loop, foreach, fused, *names = done.stdout.splitlines()
     rows = [row.split() for row in (loop, foreach, fused)]
     assert [row[2] for row in rows] == ["loop", "foreach", "fused"]
     (training, optimizer, _, weights), one, _ = rows
