@@ -47,6 +47,8 @@ class RunLog:
         self.folder = Path("logs", run_name(self.gpus, self.job))
         self.writer = NullWriter()
         self.unit, self.epochs = "images", []
+        if enabled:  # now, not after an epoch, if it cannot be made
+            os.makedirs("logs", exist_ok=True)
         self.print_header(args.batch_size)
 
     def print_header(self, batch_size):
@@ -132,7 +134,6 @@ class RunLog:
             "checkup": "DDP_CHECKUP" in os.environ,  # a watched run is slower
         }
         if self.enabled:
-            os.makedirs("logs", exist_ok=True)
             with open(RESULTS, "a") as file:
                 file.write(json.dumps(result | fields) + "\n")
         self.print(f"Result added to {RESULTS}")
