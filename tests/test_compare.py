@@ -7,8 +7,9 @@ import sys
 import pytest
 from conftest import REPOSITORY, fails, raises_user_error, run
 
-from compare import compare, make_owner_table, make_table, plot, print_table
+from compare import compare, describe, make_owner_table, make_table, print_table
 from results import find_files, name_owners, parse_run, read_runs
+from speedup_plot import MAX_LINES, draw_speedups
 
 NAME = "pytorch_dvc_cnn_pretrained"
 EPYC = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 2}
@@ -187,7 +188,12 @@ def test_repeats_replace_a_run_on_a_busy_machine(speeds, shown, busy):
     ] * busy
 
 
-def test_ranks_that_share_a_gpu_have_no_speedup(tmp_path):
+def draw(runs):
+    """Return the figure of these runs."""
+    return draw_speedups(compare(map(parse_run, runs)), describe)
+
+
+def test_ranks_that_share_a_gpu_have_no_speedup():
     """And are no repeat of a run with a GPU for each rank."""
     shared = result(f"{NAME}_multigpu", 2, 150, gpus_shared=1)
     runs = [result(NAME, 1, 100), shared, result(f"{NAME}_multigpu", 2, 190)]
@@ -199,9 +205,8 @@ def test_ranks_that_share_a_gpu_have_no_speedup(tmp_path):
     lines, _ = make_table([one, two, ranks])
     assert [line[1] for line in lines] == ["GPUs", "1", "2", "2 ranks on 1 H200"]
     lines, _ = make_owner_table([parse_run(shared)], [""])
-    assert lines[1][1].startswith("2 ranks on 1 H200: ")
-    assert lines[1][2] == "shared GPU"
-    axes = plot(compare([parse_run(run) for run in runs[:2]]), tmp_path / "plot.png")
+    assert lines == [["owner", "2 GPUs (1)"], ["", "shared GPU"]]
+    axes, _ = draw(runs[:2]).axes
     assert [list(line.get_xdata()) for line in axes.lines] == [[1, 1]]  # ideal
 
 
@@ -224,20 +229,65 @@ def test_tables_fit_160_columns(capsys):
     assert capsys.readouterr().out.splitlines()[1] == "x" * 200
 
 
-def test_the_plot_has_a_line_per_configuration(tmp_path):
-    """And one for the ideal speed-up."""
+def test_the_plot_has_a_line_per_configuration():
+    """And a dot per run, the ideal speed-up, and the efficiency on the right."""
     runs = [result(NAME, 1, 80), result(NAME, 1, 90)]
     runs += [result(f"{NAME}_multigpu", gpus, 90 * gpus) for gpus in (8, 2, 4, 2)]
-    runs += [result(f"{NAME}_multigpu", 4, 200, nodes=2)]
-    axes = plot(compare([parse_run(run) for run in runs]), tmp_path / "new/plot.png")
-    points = [list(line.get_xdata()) for line in axes.lines]
-    assert points == [[1, 2, 4, 8], [1, 4], [1, 8]]
+    runs += [result(f"{NAME}_multigpu", 4, 180, nodes=2)]
+    axes, right = draw(runs).axes
+    dots, curves = {}, []
+    for line in axes.lines:
+        points = [*zip(line.get_xdata(), line.get_ydata(), strict=True)]
+        if line.get_marker() == ".":
+            dots[points[0][0]] = [round(y, 2) for _, y in points]
+        else:
+            curves.append((points, line.get_linestyle()))
+    assert dots == {1: [0.89, 1], 2: [2, 2], 4: [2], 8: [8]}
+    assert curves == [
+        ([(1, 1), (2, 2), (4, 4), (8, 8)], "-"),
+        ([(1, 1), (4, 2)], "None"),  # two points are no curve
+        ([(1, 1), (8, 8)], "--"),
+    ]
+    found = [list(line.get_ydata()) for line in right.lines]
+    assert found == [[1, 1, 1, 1], [1, 0.5]]
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert [name.replace("\n", " ") for name in names] == [
         f"{NAME}_multigpu, batch 25 per GPU: 2.00 on 2, 4.00 on 4, 8.00 on 8",
-        f"{NAME}_multigpu, 2 nodes, batch 25 per GPU: 2.22 on 4",
+        f"{NAME}_multigpu, 2 nodes, batch 25 per GPU: 2.00 on 4",
         "ideal",
     ]
+    title = axes.get_title().replace("\n", " ")
+    assert "H200, 2000 images an epoch" in title
+    assert "each dot is a run, the line their median: 1 to 2 runs" in title
+
+
+def test_the_plot_says_that_the_machine_was_busy():
+    one, two = result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 150)
+    for runs, points in (
+        ([one, two], []),
+        ([one, two, result(f"{NAME}_multigpu", 2, 90)], [(2, 1.5)]),  # the spread
+        ([one, result(NAME, 1, 50), two], [(2, 1.5)]),  # that of the baseline
+        ([one, result(f"{NAME}_multigpu", 2, 215)], [(2, 2.15)]),  # above the ideal
+        ([one, two | {"epoch_ends": [*range(9), 99]}], [(2, 1.5)]),
+    ):
+        axes, _ = draw(runs).axes
+        labels = {line.get_label(): line for line in axes.lines}
+        found = [n for n in labels if n.startswith("the machine was busy: repeat")]
+        assert len(found) == bool(points)
+        for name in found:
+            x, y = labels[name].get_data()
+            assert [*zip(x, map(float, y), strict=True)] == points
+
+
+def test_the_plot_has_few_lines(tmp_path):
+    """Of a class with 200 versions of a script. It says how many are left out."""
+    runs = [result("single", 1, 100)]
+    runs += [result(f"my_ddp_{i}", 2, 150 + i % 40) for i in range(200)]
+    figure = draw(runs)
+    figure.savefig(tmp_path / "plot.png", dpi=50, bbox_inches="tight")
+    axes, _ = figure.axes
+    assert len(axes.get_legend().get_texts()) == MAX_LINES + 1
+    assert f"{200 - MAX_LINES} more lines are in the table" in axes.get_title()
 
 
 def hand_in(folder, **people):
@@ -266,14 +316,15 @@ def test_runs_of_a_class_are_merged(tmp_path, capsys):
     assert ours[1]["owner"] == "anna, ben, carl"
     assert [row["speedup"] for row in ours] == [1, pytest.approx(1.6)]
     assert ours[1]["spread"] == pytest.approx(0.2) and not ours[1]["notes"]
-    lines, _ = make_owner_table(runs, ["anna", "ben", "carl", "dora"])
-    name = f"2 x CPU core: {two}, batch"
-    assert lines[1:] == [
-        ["anna", f"{name} 25 per GPU", "1.50"],
-        ["ben", f"{name} 25 per GPU", "2.00"],
-        ["carl", f"{name} 50", "no baseline"],
-        ["dora", "no run on several GPUs", ""],
+    lines, notes = make_owner_table(runs, ["anna", "ben", "carl", "dora"])
+    assert lines == [
+        ["owner", "2 GPUs (1)", "2 GPUs (2)"],
+        ["anna", "1.50", "-"],
+        ["ben", "2.00", "-"],
+        ["carl", "-", "no baseline"],
+        ["dora", "-", "-"],
     ]
+    assert notes == [f"{two}, batch {b} on CPU core" for b in ("25 per GPU", "50")]
 
 
 def test_solutions_and_profiled_runs_are_apart():
@@ -332,7 +383,8 @@ def test_compare_prints_tables_and_writes_a_plot_and_a_page(tmp_path):
     assert done.returncode == 0 and done.stdout.count("1.90") == 3, done.stderr
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
     html = page.read_text("utf-8")
-    assert html.count("1.90") == 3 and html.count("<h2>") == 2
+    assert html.count("<td>1.90</td>") == 3 and html.count("<h2>") == 2
+    assert html.index("<svg") < html.index("<h2>Each owner") < html.index("<h2>pyt")
     assert "&lt;b&gt;ben" in html and "<b>ben" not in html
     done = run([*command, anna], REPOSITORY / "exercise8")
     fails(done, f"{anna} is not a page")

@@ -20,7 +20,8 @@ A note says "repeat" until more than half of a command's runs are within 25 % of
 fastest: other work on the machine can only slow a run down. Ranks that share a GPU
 take turns on it, so their runs have no speed-up.
 
-A second table compares each owner's runs with the owner's own baselines. Runs with
+With several owners, a table has a line for each, with the speed-ups relative to the
+owner's own runs. --html writes a page with plot and tables for a class. Runs with
 --verbose, which print in each step, and runs under the checkup are left out. Runs on
 different machines are never compared: each machine has its own tables.
 """
@@ -37,6 +38,7 @@ from common.errors import run as run_main
 from html_page import write_page
 from pairs import PAIRS
 from results import find_files, name_owners, name_processors, name_row, read_runs
+from speedup_plot import draw_speedups
 
 # Runs may differ in these and still be compared. --profile covers the first epoch,
 # which does not count.
@@ -119,6 +121,7 @@ def summarise(runs):
     owners = sorted({run["owner"] for run in runs})
     row = runs[len(runs) // 2].copy()
     row["notes"] = [*row["notes"]]
+    row["speeds"] = [run["speed"] for run in runs]
     row["runs"] = len(runs)
     row["spread"] = runs[-1]["speed"] / runs[0]["speed"] - 1
     row["owner"] = ", ".join(owners) if len(owners) < 4 else f"{len(owners)} people"
@@ -129,6 +132,7 @@ def summarise(runs):
     if slower > MAX_SPREAD:  # half of the runs, or more, were disturbed
         text = f"spread {row['spread']:.0%}, so the machine was busy"
         row["notes"].append(f"{text}: repeat {name_row(row)}")
+        row["busy"] = True
     if row["epochs"] == 1:
         row["notes"].append("only one epoch: the first one is slow")
     return row
@@ -179,6 +183,7 @@ def add_speedup(row, bases):
     if row["efficiency"] > MAX_EFFICIENCY:
         text = f"efficiency {row['efficiency']:.0%}, so the machine was busy"
         row["notes"].append(f"{text}: repeat {name_row(base)} and {name_row(row)}")
+        row["busy"] = True
 
 
 def set_differences(rows):
@@ -253,22 +258,31 @@ def make_table(rows):
 
 
 def make_owner_table(runs, owners):
-    """Return a table like make_table(), of speed-ups by each owner's own runs."""
-    lines, owned = [["owner", "run", "speed-up"]], defaultdict(list)
+    """Return a table like make_table(): a line per owner, a column per command.
+
+    It has the speed-ups relative to each owner's own runs on one GPU.
+    """
+    owned, speedups = defaultdict(list), {owner: {} for owner in owners}
     for run in runs:
         owned[run["owner"]].append(run)
     for owner in owners:
-        groups = compare(owned[owner])
-        rows = [row for rows in groups.values() for row in rows if row["gpus"] > 1]
-        for row in rows:
-            text = f"{name_processors(row)}: {describe(row)}"
-            speedup = f"{row['speedup']:.2f}" if row["base"] else "no baseline"
-            if row["gpus_shared"]:
-                speedup = "shared GPU"
-            lines.append([owner, text, speedup])
-        if not rows:
-            lines.append([owner, "no run on several GPUs", ""])
-    return lines, []
+        for rows in compare(owned[owner]).values():
+            for row in rows:
+                if row["gpus"] > 1:
+                    speedup = (
+                        f"{row['speedup']:.2f}" if row["base"] else "no baseline"
+                    )
+                    speedup = "shared GPU" if row["gpus_shared"] else speedup
+                    command = row["gpus"], f"{describe(row)} on {row['processor']}"
+                    speedups[owner][command] = speedup
+    commands = sorted({command for row in speedups.values() for command in row})
+    notes = list(dict.fromkeys(text for _, text in commands))
+    header = [f"{gpus} GPUs ({notes.index(text) + 1})" for gpus, text in commands]
+    lines = [["owner", *header]]
+    for owner in owners:
+        found = speedups[owner]
+        lines.append([owner, *(found.get(command, "-") for command in commands)])
+    return lines, notes
 
 
 def print_table(lines, notes):
@@ -294,34 +308,6 @@ def print_table(lines, notes):
         print(fill(f"  {number}: {note}", MAX_WIDTH, subsequent_indent="     "))
 
 
-def plot(groups, file):
-    """Plot speed-up over GPUs, a line per configuration, with the ideal line."""
-    from matplotlib.figure import Figure
-
-    axes, lines = Figure(figsize=(7, 5)).add_subplot(), defaultdict(list)
-    for title, rows in groups.items():
-        for row in rows:
-            if row["gpus"] > 1 and row["base"]:
-                place = f" ({title})" if len(groups) > 1 else ""
-                lines[describe(row) + place].append(row)
-    for name, rows in lines.items():
-        points = [(row["gpus"], row["speedup"]) for row in rows]
-        label = f"{name}: {', '.join(f'{y:.2f} on {x}' for x, y in points)}"
-        axes.plot(*zip((1, 1), *points, strict=True), "o-", label=fill(label, 64))
-    rows = [
-        row for rows in groups.values() for row in rows if not row["gpus_shared"]
-    ]
-    most = max((row["gpus"] for row in rows), default=1)
-    axes.plot([1, most], [1, most], "--", color="gray", label="ideal")
-    axes.set(xlabel="GPUs or CPU cores", ylabel="speed-up")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=10, loc="upper left", bbox_to_anchor=(0, -0.12))
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    axes.figure.savefig(file, dpi=120, bbox_inches="tight")
-    print(f"Plot saved to {Path(file).absolute()}")
-    return axes
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -338,14 +324,19 @@ def main():
     tables = {title: make_table(rows) for title, rows in groups.items()}
     owners = sorted({*name_owners(files).values()})
     if len(owners) > 1:
-        tables["The pairs of each owner"] = make_owner_table(runs, owners)
+        title = "Each owner's speed-ups, relative to the owner's own run on one GPU"
+        tables = {title: make_owner_table(runs, owners)} | tables
     for title, (lines, notes) in tables.items():
         print(f"\n{fill(title, MAX_WIDTH)}")
         print_table(lines, notes)
     print()
+    figure = draw_speedups(groups, describe)
+    Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.plot, dpi=120, bbox_inches="tight")
+    print(f"Plot saved to {Path(args.plot).absolute()}")
     if args.html:
-        write_page(args.html, tables)
-    plot(groups, args.plot)
+        write_page(args.html, figure, tables)
+        print(f"Page saved to {Path(args.html).absolute()}")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,36 @@
-"""Tables as an HTML page that fits a projector, a phone and a sheet of A4."""
+"""A page with a plot and tables, for a projector, a phone and a sheet of A4."""
 
 from html import escape
+from io import StringIO
 from pathlib import Path
 
 HEAD = """<!doctype html><html lang="en"><title>Speed-ups</title>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>
-body { font: 15px/1.4 sans-serif; margin: 1em }
-h2 { font-size: 1.1em; overflow-wrap: anywhere }
+:root {
+  color-scheme: light dark;
+  --paper: light-dark(#fff, #14171c);
+  --ink: light-dark(#1b1f24, #e6e8ea);
+  --line: light-dark(#d5d9e0, #363c46);
+}
+body { margin: 1rem; background: var(--paper); color: var(--ink);
+  font: 100%/1.5 system-ui, sans-serif }
+h1 { font-size: 1.25rem; margin: 0 }
+h2 { font-size: 1.05rem; overflow-wrap: anywhere; margin: 1.5rem 0 .3rem }
+svg { display: block; width: 100%; max-width: 60rem; height: auto; background: #fff }
 div { overflow-x: auto }
-table { border-collapse: collapse }
-th, td { padding: 0.25em 0.6em; border-bottom: 1px solid #aaa; text-align: right;
-  vertical-align: top; white-space: nowrap }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .25em .6em; border-bottom: 1px solid var(--line);
+  text-align: right; vertical-align: top; white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+ol { margin: .3rem 0; padding-left: 1.5em; overflow-wrap: anywhere }
 @page { margin: 12mm; size: landscape }
 @media print {
+  :root { color-scheme: light }
   body { font-size: 8pt; margin: 0 }
-  th, td { padding: 0.2em 0.35em; white-space: normal }
+  svg { max-width: 17cm }
+  th, td { padding: .2em .35em; white-space: normal }
+  tr { break-inside: avoid }
 }
 </style>
 <h1>Speed-ups</h1>
@@ -38,8 +53,12 @@ def format_table(title, lines, notes):
     return f"{title}\n<div><table>{table}</table></div>\n<ol>{items}</ol>"
 
 
-def write_page(file, tables):
-    """Write {title: (lines, notes)} as a page."""
+def write_page(file, figure, tables):
+    """Write a matplotlib figure and {title: (lines, notes)} as a page."""
+    drawing = StringIO()
+    figure.savefig(drawing, format="svg", bbox_inches="tight")
+    svg = drawing.getvalue()
+    svg = svg[svg.index("<svg") :]  # without XML's first lines
     sections = [format_table(title, *table) for title, table in tables.items()]
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    Path(file).write_text(HEAD + "\n".join(sections), "utf-8")
+    Path(file).write_text("\n".join([HEAD + svg, *sections]), "utf-8")

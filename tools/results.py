@@ -88,11 +88,12 @@ def parse_run(fields, owner=""):
     batch: of all GPUs; speed, size: images (or tokens) per second, and per epoch
     processor: a GPU's name, or "CPU core"; machine: with the CPU's name
     epochs: epochs that ran, without fine-tuning
+    busy: whether other work on the machine slowed it down
     gpus_shared: how many GPUs the `gpus` ranks share, or None if each has its own
     notes: what is unusual about the run, in words
     """
     run = dict.fromkeys(["accuracy", "training_seconds", "gpus_shared"])
-    run |= fields | {"owner": owner, "notes": []}
+    run |= fields | {"owner": owner, "notes": [], "busy": False}
     options = run["options"]
     path = Path(run["script"])
     run["script"] = path.stem
@@ -113,6 +114,7 @@ def parse_run(fields, owner=""):
     if seconds and max(seconds) > MAX_VARIATION * min(seconds):
         text = f"epochs of {min(seconds):.1f} to {max(seconds):.1f} s: repeat"
         run["notes"].append(f"{text} {name_row(run)} while nothing else runs")
+        run["busy"] = True
     if run["epochs"] < options["epochs"]:
         text = f"ran {run['epochs']} of {options['epochs']} epochs"
         run["notes"].append(f"{text}: stopped or resumed")
