@@ -126,7 +126,7 @@ def test_a_stranger_installs_it(tmp_path):
     assert report in done.stdout
     # Its fixture for pytest fails with the report.
     example = (folder / "example.py").read_text()
-    fixed = example.replace("3):\n", "3):\n    sampler.set_epoch(epoch)\n")
+    fixed = example.replace("3):\n", "3):\n        sampler.set_epoch(epoch)\n")
     (tmp_path / "fixed.py").write_text(fixed)
     (tmp_path / "example.py").write_text(example)
     test = (

@@ -14,6 +14,7 @@ import functools
 import logging
 import os
 import runpy
+import shlex
 import sys
 import traceback
 from contextlib import suppress
@@ -33,6 +34,7 @@ from ddp_checkup.hooks.shared import rebind, wrap
 from ddp_checkup.hooks.steps import StopAfterSteps
 from ddp_checkup.record import EXIT, HERE, is_library, record, state
 
+TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 CHECK = {"choices": [check.name for check in CHECKS], "metavar": "CHECK"}
 
 
@@ -60,24 +62,53 @@ def parse_options():
         print(f"{check.name} ({check.level}): {check.promise}")
         print(f"Seen by: {check.seen}.\nFix: {check.fix}")
         sys.exit()
-    if not (options.script and find_script(options)):
+    if not options.script:
+        parser.error("name a script, or -m MODULE")
+    if not find_script(options):
         parser.error(f"no script {options.script}; give a file's path, or -m MODULE")
+    check_options(options, parser)
     return options
+
+
+def check_options(options, parser):
+    """End with one line if an option cannot be used, before the script runs."""
+    if options.ranks is not None and options.ranks < 1:
+        parser.error(f"-n {options.ranks}: use 2 or more")
+    try:
+        shlex.split(options.reference or "")
+        if options.json:
+            open(options.json, "a").close()
+    except ValueError as error:
+        parser.error(f"--reference: {error}")
+    except OSError as error:
+        parser.error(f"--json: {error}")
+    known = [name for name in TORCHRUN if name in os.environ]
+    if not options.ranks and 0 < len(known) < len(TORCHRUN):
+        line = f"{known[0]} is set, but not all that torchrun sets: add -n 2, or run"
+        parser.error(f"{line} `unset {' '.join(known)}`")
+
+
+def is_rank():
+    """Return whether torchrun, or something like it, started this process."""
+    return all(name in os.environ for name in TORCHRUN)
 
 
 def main():
     options = parse_options()
-    if options.ranks and "RANK" not in os.environ:
+    os.environ["DDP_CHECKUP"] = "1"  # a watched run is no measurement of speed
+    if options.ranks and not is_rank():
         start_ranks(options)
     hooks.reset()
     state.script, state.max_steps = find_script(options), options.steps
     sys.path[0] = os.getcwd() if options.module else os.path.dirname(state.script)
     if options.module:  # it may be installed, and is the user's all the same
         package = find_spec(options.script.partition(".")[0])
-        state.main_prefix = (os.path.dirname(os.path.abspath(package.origin)),)
+        folders = package.submodule_search_locations  # None: a module, no package
+        folder = next(iter(folders)) if folders else os.path.dirname(package.origin)
+        state.main_prefix = (os.path.abspath(folder),)
     sys.argv = [options.script, *options.arguments]
     sys.path.append(os.path.dirname(HERE))  # for processes that the script spawns
-    if "RANK" not in os.environ:
+    if not is_rank():
         sys.exit(run_parent(options))
     state.rank, state.world = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE"))
     monitor.start(options)
@@ -96,7 +127,9 @@ def find_script(options):
 
 def start_ranks(options):
     """Start this command by torchrun, as so many ranks; exit with its status."""
-    command = ["--standalone", f"--nproc-per-node={options.ranks}"]
+    # They meet here, also where nobody can resolve this machine's name.
+    command = ["--standalone", "--local-addr=127.0.0.1"]
+    command += [f"--nproc-per-node={options.ranks}"]
     folder = os.path.dirname(HERE)
     installed = not os.path.exists(f"{folder}/__main__.py")
     command += ["-m", "ddp_checkup"] if installed else [folder]
@@ -226,6 +259,10 @@ def run_parent(options):
         run_script(options)
     except (ProcessExitedException, ProcessRaisedException) as failure:
         error = failure
+    except KeyError as failure:
+        if failure.args[0] not in TORCHRUN:
+            raise
+        error = f"{options.script} reads {failure}, which torchrun sets; add -n 2"
     finally:
         BaseProcess.start = original
     keys = [f"checkup{job}/status" for job in range(1, jobs + 1)]

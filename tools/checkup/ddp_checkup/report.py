@@ -50,8 +50,12 @@ def report(options, ranks, stop):
             row["state"] = "ignored"
     print_report(options, rows, ranks, stop)
     if options.json:
-        with open(options.json, "w") as out:
-            json.dump(rows, out, indent=1)
+        try:
+            with open(options.json, "w") as out:
+                json.dump(rows, out, indent=1)
+        except OSError as error:
+            show(f"Error: --json {options.json}: {error}")
+            return 2
     states = [row["state"] for row in rows]
     failed = (stop and stop[0] == "failed") or None in ranks
     bad = "error" in states or (options.strict and "warning" in states)
@@ -99,7 +103,8 @@ def compare_with_reference(options):
         text = f"at most {apart:.2%} of its first loss apart"
     good = apart is not None and apart <= options.tolerance
     promise = "the losses are those of the reference" + f" ({text})" * good
-    fix = f"Compare global batch, learning rate and seed with those of {script}."
+    fix = f"Compare with {script}: global batch, learning rate, seed, split, "
+    fix += "augmentation, dropout and BatchNorm; --tolerance allows for chance."
     check = Check("reference", "error", promise, "", fix, None)
     return make_row(check, OK if good else found(text))
 

@@ -185,8 +185,6 @@ def seeds(ranks):
     for name in drawn:
         if all(r.random[0][name] == first[name] for r in ranks):
             text = f"{step}: all ranks have the same state of {name}"
-            if name == "PyTorch's generator":
-                text += ", as they have without a seed"
             return found(text, "advice" if any(r.framework for r in ranks) else None)
     for line, _, group, _ in loops(ranks, True):
         if group[0].random and group[0].base_seed is not None:

@@ -146,7 +146,7 @@ def weights(ranks):
 @check(
     "all ranks evaluate and save the same buffers and copies",
     seen="checksums of what no optimizer has, after evaluations and at the end",
-    fix="Evaluate the wrapped model, or broadcast rank 0's buffers before. Update "
+    fix="Broadcast rank 0's buffers before the evaluation. Update "
     "copies and buffers by what was averaged over the ranks.",
 )
 def buffers(ranks):
