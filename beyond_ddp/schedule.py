@@ -1,7 +1,5 @@
 """Pipeline stages of each GPU, and pipeline schedules."""
 
-from functools import partial
-
 from torch.distributed.pipelining import schedules
 
 from common.errors import UserError
@@ -43,11 +41,4 @@ def make_schedule(stages, loss_fn, args):
     """
     schedule_class = schedules.get_schedule_class(args.schedule)
     work = stages if SCHEDULES[args.schedule] > 1 else stages[0]
-    schedule = schedule_class(work, args.micro_batches, loss_fn=loss_fn)
-    if not stages[0].is_first:  # PyTorch 2.8 refuses inputs that a stage cannot use
-        schedule.step = partial(without_tokens, schedule.step)
-    return schedule
-
-
-def without_tokens(step, tokens, **others):
-    return step(**others)
+    return schedule_class(work, args.micro_batches, loss_fn=loss_fn)

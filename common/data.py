@@ -42,8 +42,9 @@ def collate(samples):
 def make_loader(dataset, batch_size, device, **options):
     """Return a DataLoader for any data set. options: DataLoader's own.
 
-    Copies from pinned memory overlap with the GPU's work. Workers are seldom worth
-    it: to hand over a batch takes longer than to pick it from memory.
+    A copy from pinned memory does not hold up the CPU, which goes on with the next
+    operations. Workers are seldom worth it: to hand over a batch takes longer than
+    to pick it from memory.
     """
     defaults = {"collate_fn": collate, "pin_memory": device.type != "cpu"}
     defaults["persistent_workers"] = options.get("num_workers", 0) > 0

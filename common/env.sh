@@ -38,7 +38,9 @@ if [[ $- == *i* ]]; then # only for interactive use: a script needs python's own
 fi
 
 export PYTHONUNBUFFERED=1 # output appears in the job's file at once
-export KINETO_LOG_LEVEL=6 TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR} # C++ prints only errors
+# PyTorch's C++ prints only errors: its warnings about sockets and profilers would fill a
+# class's screens. If a job hangs, see them: export TORCH_CPP_LOG_LEVEL=INFO.
+export KINETO_LOG_LEVEL=6 TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 # One thread per process: a GPU needs no more, and without GPUs each core stands in for one.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 

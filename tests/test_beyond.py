@@ -76,7 +76,7 @@ def saved(tmp_path_factory):
     """Train for 3 epochs; return the records of all ranks, and the checkpoints."""
     folder = tmp_path_factory.mktemp("saved")
     ranks = start(folder, "fsdp_checkpoint", "--epochs=3").results()
-    (logs,) = folder.glob("logs/fsdp_checkpoint-*")
+    (logs,) = folder.glob("logs/*-fsdp_checkpoint-*")
     return ranks, [logs / f"epoch{i}" for i in (1, 2, 3)]
 
 
@@ -90,7 +90,7 @@ def test_each_epoch_is_saved_and_a_resumed_run_has_the_same_losses(saved, tmp_pa
     for rank, other in zip(ranks, again, strict=True):
         assert other["means"] == rank["means"][1:]  # to all digits
         assert all(map(torch.equal, other["weights"], rank["weights"]))
-    (folder,) = tmp_path.glob("logs/fsdp_checkpoint-*")
+    (folder,) = tmp_path.glob("logs/*-fsdp_checkpoint-*")
     assert {file.name for file in folder.glob("epoch*")} == {"epoch2", "epoch3"}
 
 
@@ -183,7 +183,8 @@ def test_a_pipeline_runs_as_drawn(schedule, name, tmp_path, monkeypatch):
 def test_user_errors(script, options, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda: None)
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    for name, value in (ranks | {"MASTER_ADDR": "none", "MASTER_PORT": "1"}).items():
         monkeypatch.setenv(name, value)
     with raises_user_error(words):
         call(load(script), *TINY, "--batch-size=8", options)
