@@ -68,7 +68,7 @@ def run(main):
             if not is_file_error(error):
                 raise
             error = f"{error}: use another file, folder or disk"
-        print(f"Error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"Error: {error}\n")  # one write: lines of ranks do not mix
         sys.exit(2)
     except KeyboardInterrupt:
         print("Stopped", file=sys.stderr, flush=True)

@@ -7,8 +7,8 @@ sbatch() {
         shift
     done
     if (($# == 0)); then
-        echo "Error: no run script (*.sh) in \`sbatch $typed\`: type for example" \
-            "\`sbatch run.sh SCRIPT.py\`" >&2
+        echo "Error: no run script (*.sh) in \`sbatch $typed\`: type one before the Python" \
+            "script, here one of" *.sh >&2
         return 2
     elif [[ ! -f $1 ]]; then
         echo "Error: no run script '$1' in $PWD" >&2
@@ -16,7 +16,7 @@ sbatch() {
     fi
     if [[ -f small.txt ]] && ! has_driver; then
         small=$(< small.txt)
-        if [[ ${SMALL-} != "$small" ]]; then
+        if [[ ${SMALL-} != "$small"* ]]; then
             echo "Error: SMALL is from another folder: run \`source common/env.sh\` here," \
                 "and your command again" >&2
             return 2
@@ -36,10 +36,10 @@ sbatch() {
 }
 SMALL= # options for short runs on CPU cores: empty with a GPU
 where=
-if [[ ! -f small.txt ]]; then
+if [[ -f small.txt ]]; then
+    has_driver || SMALL=$(< small.txt)
+elif [[ ! -L common ]]; then # in a lesson's folder common is a link
     where=" (run this in a lesson's folder to set it)"
-elif ! has_driver; then
-    SMALL=$(< small.txt)
 fi
 echo "No Slurm here: sbatch runs scripts in this shell, and reads only --nodes," \
     "--gpus-per-node and --gres. SMALL=\"$SMALL\"$where" >&2
