@@ -16,7 +16,7 @@ sbatch() {
     fi
     if [[ -f small.txt ]] && ! has_driver; then
         small=$(< small.txt)
-        if [[ ${SMALL-} != "$small"* ]]; then
+        if [[ ${SMALL-} && $SMALL != "$small"* && " $* " == *" $SMALL "* ]]; then
             echo "Error: SMALL is from another folder: run \`source common/env.sh\` here," \
                 "and your command again" >&2
             return 2
