@@ -360,7 +360,14 @@ def test_closed_terminal(tmp_path):
     (tmp_path / "train.py").write_text(
         "import time; print('started', flush=True); time.sleep(60)"
     )
-    command = ["nohup", sys.executable, "-m", "torch.distributed.run", "train.py"]
+    command = [
+        "nohup",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+    ]
+    command += ["--local-addr=127.0.0.1", "train.py"]  # as in torchrun() above
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe) as job:
         assert job.stdout.readline() == b"started\n"
