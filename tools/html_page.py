@@ -55,9 +55,9 @@ def format_table(title, lines, notes):
 
 def write_page(file, figure, tables):
     """Write a matplotlib figure and {title: (lines, notes)} as a page."""
-    drawing = StringIO()
-    figure.savefig(drawing, format="svg", bbox_inches="tight")
-    svg = drawing.getvalue()
+    picture = StringIO()
+    figure.savefig(picture, format="svg", bbox_inches="tight")
+    svg = picture.getvalue()
     svg = svg[svg.index("<svg") :]  # without XML's first lines
     sections = [format_table(title, *table) for title, table in tables.items()]
     Path(file).parent.mkdir(parents=True, exist_ok=True)
