@@ -2,13 +2,12 @@
 
 import argparse
 import errno
+import os
 import signal
 import sys
 import textwrap
 import time
 from contextlib import contextmanager
-
-import torch.distributed as dist
 
 
 class UserError(Exception):
@@ -59,7 +58,7 @@ def run(main):
     without a traceback, and all of torchrun's ranks at once: one that waits for
     another in C++ would not see a KeyboardInterrupt.
     """
-    if dist.is_torchelastic_launched():
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # TensorFlow's scripts have no torch
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         main()
