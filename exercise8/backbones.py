@@ -13,7 +13,7 @@ from common.errors import UserError, explain
 # takes 1/64 of the arithmetic.
 VGG16 = vgg.cfgs["D"]
 BACKBONES = {"vgg16": VGG16, "tinyvgg": [c if c == "M" else c // 8 for c in VGG16]}
-WEIGHT_SETS = "imagenet", "none"
+WEIGHT_SETS = "pretrained", "none"
 VGG16_URL = VGG16_Weights.IMAGENET1K_V1.url
 WEIGHTS = {
     "vgg16": Path(torch.hub.get_dir(), "checkpoints", Path(VGG16_URL).name),
@@ -21,12 +21,12 @@ WEIGHTS = {
 }
 
 
-def load_features(backbone, weights="imagenet"):
+def load_features(backbone, weights="pretrained"):
     """Return the 31 convolutional layers of a backbone as an nn.Sequential.
 
     They map normalised images (N, 3, H, W) to (N, 512 or 64, H // 32, W // 32).
-    weights: "imagenet" or, for random weights, "none". tinyvgg was trained on
-    synthetic shapes instead of ImageNet (train_tinyvgg.py). Nothing is downloaded,
+    weights: "pretrained" or, for random weights, "none". vgg16 was pretrained on
+    ImageNet, tinyvgg on synthetic shapes (train_tinyvgg.py). Nothing is downloaded,
     since compute nodes have no network. Raises UserError if the weights are missing.
     """
     features = vgg.make_layers(BACKBONES[backbone])
