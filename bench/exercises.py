@@ -22,10 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 import timing
 from common.data import REPOSITORY
 from common.device import get_device, get_ranks, pick_dtype
-from common.log import NullWriter, RunLog
+from common.log import RunLog
 
 GPUS = torch.accelerator.device_count()
-ARGS = Namespace(log_interval=10**9, steps=None, batch_size=1)
+ARGS = Namespace(log_interval=10**9, batch_size=1)
 LOG = RunLog(ARGS, torch.device("cpu"), enabled=False)
 
 
@@ -62,8 +62,7 @@ def build_cifar(script, _, device):
     arch, size = ("resnet152", 224) if GPUS else ("resnet18", 64)
     model = script.Classifier(arch, size, None)
     model = model.to(device, memory_format=torch.channels_last)
-    script.is_due = lambda *_: False  # a report waits for the device
-    more = ARGS, torch.GradScaler(device.type, enabled=False), LOG, None
+    more = torch.GradScaler(device.type, enabled=False), None
     words = f"{arch}, {size} pixels"
     return words, model, optim.SGD(model.parameters(), 0.01, 0.9), more
 
@@ -73,12 +72,9 @@ def build_cinic(script, _, device):
     model = script.Classifier("resnet18", dtype)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = optim.SGD(model.parameters(), 0.01, 0.9)
-    parts = ARGS, model, optimizer, optim.lr_scheduler.ConstantLR(optimizer), device
-    state = import_module("state").TrainingState(*parts)
-    fp16 = dtype == torch.float16
-    state.epoch, state.scaler = 1, torch.GradScaler(device.type, enabled=fp16)
+    scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     words = f"resnet18, {str(dtype or torch.float32)[6:]}"
-    return words, model, optimizer, (ARGS, state, LOG, NullWriter())
+    return words, model, optimizer, (scaler,)
 
 
 def build_intro(script, _, device):

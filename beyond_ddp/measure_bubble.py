@@ -2,29 +2,27 @@
 
     sbatch jobscript_ddp.sh measure_bubble.py
 
-Runs pipeline.py with each schedule and several numbers of micro-batches, and times
+Runs each schedule of pipeline.py with several numbers of micro-batches, and times
 each forward and backward pass of a stage. The rest of a step counts as waiting.
 Needs no GPU.
 """
 
 import argparse
-import os
-import sys
 import time
-from contextlib import redirect_stdout
-from io import StringIO
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-import pipeline
 from common.device import get_device, get_ranks
 from common.errors import run
-from schedule import SCHEDULES
+from dataset import random_sequences
+from model import Transformer
+from schedule import SCHEDULES, assign_stages, make_schedule
 
-STEPS = 6  # per epoch
+STEPS, BATCH, HEADS = 6, 16, 4
 
 
 def synchronize(device):
@@ -33,54 +31,58 @@ def synchronize(device):
         torch.accelerator.current_stream().synchronize()
 
 
-def timed(function, seconds, device):
-    """Return the function wrapped; each call appends its time to `seconds`."""
+class TimedStage(PipelineStage):
+    """A stage that adds up the seconds of its forward and backward passes."""
 
-    def inner(*args, **kwargs):
-        synchronize(device)  # earlier work does not count
+    seconds = 0.0
+
+    def time(self, function, *args, **kwargs):
+        synchronize(self.device)  # earlier work does not count
         start = time.perf_counter()
         result = function(*args, **kwargs)
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
+        synchronize(self.device)
+        self.seconds += time.perf_counter() - start
         return result
 
-    return inner
+    def forward_one_chunk(self, *args, **kwargs):
+        return self.time(super().forward_one_chunk, *args, **kwargs)
+
+    def backward_one_chunk(self, *args, **kwargs):
+        return self.time(super().backward_one_chunk, *args, **kwargs)
 
 
-def measure_waiting(options, device):
-    """Run pipeline.py; return the fraction of a step that a GPU waits.
+def measure_waiting(args, device):
+    """Return the fraction of a step that a GPU waits.
 
-    It is the median over the steps but the first, which exchanges shapes, and then
-    the mean over the ranks.
+    args: the options that schedule.py takes, width and length. The fraction is the
+    median over the steps but the first, which exchanges shapes, and then the mean
+    over the ranks.
     """
-    steps, work = [], []  # seconds of each step, and of its passes
-
-    def make_timed_schedule(stages, *args):
+    rank, _, ranks = get_ranks()
+    my_stages, num_stages = assign_stages(args, rank, ranks)
+    model = Transformer(args.layers, args.width, HEADS, args.length)
+    model = model.stages(my_stages, num_stages).to(device)
+    stages = [
+        TimedStage(module, i, num_stages, device)
+        for i, module in zip(my_stages, model, strict=True)
+    ]
+    schedule = make_schedule(stages, cross_entropy, args)
+    sequences = random_sequences(args.sequences, args.length)
+    tokens = sequences.images.to(device)
+    targets = sequences.labels.to(device).flatten()
+    waiting = []
+    for _ in range(STEPS):
         for stage in stages:
-            for name in ("forward_one_chunk", "backward_one_chunk"):
-                setattr(stage, name, timed(getattr(stage, name), passes, device))
-        schedule = make_schedule(stages, *args)
-        step = timed(schedule.step, steps, device)
-
-        def timed_step(*args, **kwargs):
-            passes.clear()
-            result = step(*args, **kwargs)
-            work.append(sum(passes))
-            return result
-
-        schedule.step = timed_step
-        return schedule
-
-    passes, make_schedule = [], pipeline.make_schedule
-    pipeline.make_schedule = make_timed_schedule
-    sys.argv = ["pipeline", *options]
-    with redirect_stdout(StringIO()):
-        pipeline.main()
-    pipeline.make_schedule = make_schedule
-    waiting = [1 - busy / step for busy, step in zip(work, steps, strict=True)]
+            stage.seconds = 0.0
+        start = time.perf_counter()
+        schedule.step(tokens, target=targets, losses=[])
+        synchronize(device)
+        busy = sum(stage.seconds for stage in stages)
+        waiting.append(1 - busy / (time.perf_counter() - start))
+        model.zero_grad()
     median = torch.tensor(waiting[1:], device=device).median()
     dist.all_reduce(median)
-    return median.item() / dist.get_world_size()
+    return median.item() / ranks
 
 
 def main():
@@ -92,30 +94,23 @@ def main():
     print_line = print if rank == 0 else lambda line: None  # one table
     device = get_device(local_rank)
     dist.init_process_group()
-    dist.init_process_group, end = lambda: None, dist.destroy_process_group
-    dist.destroy_process_group = lambda: None  # one process group for all runs
-    options = [f"--width={args.width}", f"--length={args.length}", "--heads=4"]
-    options += [f"--layers={max(4, 2 * p)}", "--epochs=1"]
-    options += ["--batch-size=16", f"--sequences={STEPS * 16 * p}"]
+    args.layers, args.batch_size, args.sequences = max(4, 2 * p), BATCH, BATCH * p
     print_line(f"{p} GPUs: fraction of a step spent waiting, measured (calculated)")
-    with TemporaryDirectory() as folder:
-        os.chdir(folder)  # for logs/
-        micro_batches = p, 2 * p, 4 * p, 8 * p
-        hide = None if rank == 0 else True  # None: shown only on a terminal
-        runs = len(SCHEDULES) * len(micro_batches)
-        bar = tqdm(total=runs, desc="runs", leave=False, disable=hide)
-        for name, v in SCHEDULES.items():
-            cells = []
-            for m in micro_batches:
-                more = [f"--schedule={name}", f"--micro-batches={m}"]
-                measured = measure_waiting(options + more, device)
-                calculated = (p - 1) / (v * m + p - 1)
-                cells.append(f"m = {m}: {measured:.2f} ({calculated:.2f})")
-                bar.update()
-            print_line(f"{name:16}" + "   ".join(cells))
-        bar.close()
-        os.chdir("/")
-    end()
+    micro_batches = p, 2 * p, 4 * p, 8 * p
+    hide = None if rank == 0 else True  # None: shown only on a terminal
+    runs = len(SCHEDULES) * len(micro_batches)
+    bar = tqdm(total=runs, desc="runs", leave=False, disable=hide)
+    for args.schedule, v in SCHEDULES.items():
+        cells = []
+        for m in micro_batches:
+            args.micro_batches = m
+            measured = measure_waiting(args, device)
+            calculated = (p - 1) / (v * m + p - 1)
+            cells.append(f"m = {m}: {measured:.2f} ({calculated:.2f})")
+            bar.update()
+        print_line(f"{args.schedule:16}" + "   ".join(cells))
+    bar.close()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Runs the scripts of this folder for four steps each, on a small model. Needs no 
 
 import argparse
 import os
+import socket
 import sys
 import warnings
 from contextlib import redirect_stdout
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 import formulas
 from common.data import REPOSITORY
-from common.device import get_device, get_ranks
+from common.device import get_ranks
 from common.errors import run
 from dataset import VOCABULARY
 from memory_tracker import MemoryTracker, unpack
@@ -86,40 +87,47 @@ def calculate(script, layers, micro_batches, ranks):
     return [*state, layers * saved + ends, sent]
 
 
-def measure(script, options, gpus_per_node, device):
-    """Run a script on all ranks; return the bytes of COLUMNS.
-
-    "sent" is the mean over all ranks; the others are those of rank 0.
-    """
-    module = import_module(script)
-    module.get_device = lambda local_rank: device  # LOCAL_WORLD_SIZE may be made up
+def measure(script, options):
+    """Run a script on this rank; return the bytes of COLUMNS."""
     sys.argv = [script, *map(str, options)]
     tracker = MemoryTracker(STEPS, script == "zero")
     hook = register_optimizer_step_post_hook(tracker.after_step)
-    os.environ["LOCAL_WORLD_SIZE"] = str(gpus_per_node)
     saved = torch.autograd.graph.saved_tensors_hooks(tracker.pack, unpack)
     with redirect_stdout(StringIO()), saved, tracker:
-        module.main()
+        import_module(script).main()
     hook.remove()
-    sent = torch.tensor(tracker.sent / (tracker.steps - 1), device=device)
-    dist.all_reduce(sent)
-    return [*tracker.held, tracker.peak_saved, sent.item() / dist.get_world_size()]
+    return [*tracker.held, tracker.peak_saved, tracker.sent / (tracker.steps - 1)]
+
+
+def choose_port(store, script, rank):
+    """Let the next init_process_group() meet at a new port of rank 0.
+
+    In torchrun's own store it would find the addresses of the last process group.
+    """
+    if rank == 0:
+        with socket.create_server(("", 0)) as server:
+            store.set(f"{script}/port", str(server.getsockname()[1]))
+    os.environ["MASTER_PORT"] = store.get(f"{script}/port").decode()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+
+
+def mean_over_ranks(store, script, rank, ranks, number):
+    """Return the mean of all ranks' numbers."""
+    store.set(f"{script}/{rank}", str(number))
+    return sum(float(store.get(f"{script}/{i}")) for i in range(ranks)) / ranks
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.parse_args()
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # see README.md
-    rank, local_rank, ranks = get_ranks()
+    rank, _, ranks = get_ranks()
     print_line = print if rank == 0 else lambda line: None  # one table
-    gpus_per_node = os.environ["LOCAL_WORLD_SIZE"]
+    node_size = os.environ["LOCAL_WORLD_SIZE"]
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False)  # torchrun's
     # For ddp.py alone: model.py and dataset.py are found here first.
     sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
-    device = get_device(local_rank)
-    dist.init_process_group()
-    # One process group for all scripts saves time.
-    dist.init_process_group, end = lambda: None, dist.destroy_process_group
-    dist.destroy_process_group = lambda: None
     layers, micro_batches = max(4, ranks), max(4, ranks)
     EXTRA_OPTIONS["pipeline"] = [f"--micro-batches={micro_batches}"]
     options = f"--layers={layers} --heads={layers} --width={WIDTH}".split()
@@ -136,14 +144,15 @@ def main():
             batches = STEPS * (ACCUMULATE if script == "accumulate" else 1)
             more = [f"--sequences={batches * BATCH * ranks}"]
             more += EXTRA_OPTIONS.get(script, [])
-            node = 2 if strategy == "HSDP" else gpus_per_node
-            measured = measure(script, options + more, node, device)
+            os.environ["LOCAL_WORLD_SIZE"] = "2" if strategy == "HSDP" else node_size
+            choose_port(store, script, rank)
+            measured = measure(script, options + more)
+            sent = mean_over_ranks(store, script, rank, ranks, measured.pop())
             calculated = calculate(script, layers, micro_batches, ranks)
-            pairs = zip(measured, calculated, strict=True)
+            pairs = zip([*measured, sent], calculated, strict=True)
             cells = [f"{a / 1e6:9.3f} {b / 1e6:<8.3f}" for a, b in pairs]
             print_line(f"{script:16}" + "".join(cells))
         os.chdir("/")
-    end()
 
 
 if __name__ == "__main__":

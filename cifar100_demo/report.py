@@ -11,13 +11,12 @@ from common.log import peak_memory
 from common.metrics import to_metrics
 
 
-def is_due(step, steps):
-    """Return whether a report is due after this step of `steps` in an epoch.
+def report_interval(steps):
+    """Return how many of an epoch's steps lie between two reports.
 
-    Reports come every 100 steps or every tenth of the epoch, whichever is sooner,
-    and at the end.
+    It is 100, or a tenth of the epoch if that is less.
     """
-    return step % min(100, math.ceil(steps / 10)) == 0 or step == steps
+    return min(100, math.ceil(steps / 10))
 
 
 def report_iterations(log, done, total, sums, start):

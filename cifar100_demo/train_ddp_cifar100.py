@@ -11,6 +11,7 @@ ResNet-152 takes minutes.
 import argparse
 import time
 from functools import partial
+from itertools import islice
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
@@ -27,7 +28,7 @@ from common.errors import positive, run
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cifar100
-from report import is_due, report_iterations, save_profile
+from report import report_interval, report_iterations, save_profile
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 
@@ -49,14 +50,11 @@ class Classifier(nn.Module):
             return self.resnet(images).float()
 
 
-def train(model, loader, optimizer, device, args, scaler, log, profiler):
-    """Train for one epoch; return [loss_sum, correct, count] of the whole job."""
+def train(model, batches, optimizer, device, scaler, profiler):
+    """Train on these batches; return [loss_sum, correct, count] of the whole job."""
     model.train()
-    total = torch.zeros(3, device=device)
-    recent = torch.zeros(3, device=device)
-    start = time.perf_counter()
-    batches = log.progress(loader, "training", args.steps)
-    for step, (images, labels) in enumerate(batches, start=1):
+    sums = torch.zeros(3, device=device)
+    for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         output = model(images)
@@ -65,17 +63,11 @@ def train(model, loader, optimizer, device, args, scaler, log, profiler):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        recent += batch_sums(loss, output.argmax(dim=1) == labels)
+        sums += batch_sums(loss, output.argmax(dim=1) == labels)
         if profiler:
             profiler.step()
-        if is_due(step, args.steps):
-            # .item() waits for the GPU: not in every step
-            dist.all_reduce(recent)  # DDP: the sum over all ranks
-            report_iterations(log, step, args.steps, recent, start)
-            total += recent
-            recent.zero_()
-            start = time.perf_counter()
-    return total
+    dist.all_reduce(sums)  # DDP: the sum over all ranks
+    return sums
 
 
 @torch.no_grad()
@@ -147,22 +139,34 @@ def main():
             schedule=steps, on_trace_ready=on_trace_ready, acc_events=True
         )
         profiler.start()
-    start = time.perf_counter()
+    interval = report_interval(args.steps)
+    training_start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        sums = train(  # DDP: the wrapped model
-            ddp_model, train_loader, optimizer, device, args, scaler, log, profiler
-        )
+        sums = torch.zeros(3, device=device)
+        batches = islice(train_loader, args.steps)
+        # To read the sums waits for the GPU: after many steps, not after each.
+        for done in log.progress(range(0, args.steps, interval), "training"):
+            start = time.perf_counter()
+            part = islice(batches, interval)
+            # DDP: the wrapped model
+            recent = train(ddp_model, part, optimizer, device, scaler, profiler)
+            step = min(done + interval, args.steps)
+            report_iterations(log, step, args.steps, recent, start)
+            sums += recent
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader, "validation")
         val_metrics = evaluate(model, batches, device)
         train_metrics = to_metrics(sums, check_finite=True)
-        step = {"ms": 1000 * seconds / args.steps, "GB": peak_memory(device) / 1e9}
-        parts = {"step": step, "train": train_metrics, "validation": val_metrics}
+        figures = {
+            "ms": 1000 * seconds / args.steps,
+            "GB": peak_memory(device) / 1e9,
+        }
+        parts = {"step": figures, "train": train_metrics, "validation": val_metrics}
         images = int(sums[2])
         log.epoch(epoch, images, seconds, **parts)
-    training_seconds = time.perf_counter() - start
+    training_seconds = time.perf_counter() - training_start
     if profiler:
         profiler.stop()
     log.print(f"Total training time: {training_seconds:.1f} s")

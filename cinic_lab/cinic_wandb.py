@@ -10,6 +10,7 @@ Without a GPU add $SMALL, set by `source common/env.sh`.
 
 import argparse
 import time
+from itertools import islice
 
 import torch
 import torchvision
@@ -45,40 +46,25 @@ class Classifier(nn.Module):
             return self.resnet(x).float()  # AMP: 16 bits within, 32 for the loss
 
 
-def train(model, loader, optimizer, device, args, state, log):
-    """Train for one epoch; return when the device has finished."""
+def train(model, batches, optimizer, device, scaler):  # AMP: the loss scaler
+    """Return [loss_sum, top1, top5, count], and the seconds spent on loading."""
     model.train()
-    sums, total = torch.zeros(4, device=device), torch.zeros(4, device=device)
-    epoch, num_steps, data_time = state.epoch, len(loader), 0.0
-    start = step_end = time.perf_counter()
-    for step, (images, labels) in enumerate(log.progress(loader, "training"), 1):
+    sums, data_time = torch.zeros(4, device=device), 0.0
+    step_end = time.perf_counter()
+    for images, labels in batches:
         data_time += time.perf_counter() - step_end
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         scores = model(crop_and_flip(images))
         loss = F.cross_entropy(scores, labels)
         # AMP: scales the loss so fp16 gradients do not underflow
-        state.scaler.scale(loss).backward()
-        state.scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
-        state.scaler.update()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
+        scaler.update()
         optimizer.zero_grad()
         sums += batch_sums(loss, *top1_top5(scores, labels))
-        if step % args.log_interval == 0 or step == num_steps:
-            # .item() waits for the GPU: not in every step
-            total += sums
-            sums.zero_()
-            metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
-            seconds = time.perf_counter() - start
-            log.print(
-                f"Epoch: [{epoch}][{step}/{num_steps}]  Time {seconds / step:.3f}  "
-                f"Data {data_time / step:.3f}  Loss {metrics['loss']:.4f}  "
-                f"Acc@1 {metrics['acc1']:.2f}  Acc@5 {metrics['acc5']:.2f}"
-            )
-            metrics["lr"] = optimizer.param_groups[0]["lr"]  # WANDB: one more chart
-            global_step = (epoch - 1) * num_steps + step  # WANDB: the x axis
-            metrics = {f"train/{k}": v for k, v in metrics.items()}  # WANDB: grouped
-            wandb.log(metrics, global_step)
         step_end = time.perf_counter()
+    return sums, data_time
 
 
 @torch.no_grad()
@@ -132,11 +118,32 @@ def main():
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if args.resume is not None:
         state.resume(args.resume)
+    num_steps = len(loader)
     start = time.perf_counter()
     for epoch in range(state.epoch + 1, args.epochs + 1):
         epoch_start = time.perf_counter()
         state.epoch = epoch
-        train(model, loader, optimizer, device, args, state, log)
+        total, data_time = torch.zeros(4, device=device), 0.0
+        batches = iter(loader)
+        # To read the sums waits for the GPU: after many steps, not after each.
+        for done in log.progress(range(0, num_steps, args.log_interval), "training"):
+            part = islice(batches, args.log_interval)
+            # AMP: with the scaler for the loss
+            sums, loading = train(model, part, optimizer, device, state.scaler)
+            total += sums
+            data_time += loading
+            step = min(done + args.log_interval, num_steps)
+            metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
+            seconds = time.perf_counter() - epoch_start
+            log.print(
+                f"Epoch: [{epoch}][{step}/{num_steps}]  Time {seconds / step:.3f}  "
+                f"Data {data_time / step:.3f}  Loss {metrics['loss']:.4f}  "
+                f"Acc@1 {metrics['acc1']:.2f}  Acc@5 {metrics['acc5']:.2f}"
+            )
+            metrics["lr"] = optimizer.param_groups[0]["lr"]  # WANDB: one more chart
+            global_step = (epoch - 1) * num_steps + step  # WANDB: the x axis
+            metrics = {f"train/{k}": v for k, v in metrics.items()}  # WANDB: grouped
+            wandb.log(metrics, global_step)
         seconds = time.perf_counter() - epoch_start
         scheduler.step()
         val_metrics = evaluate(model, log.progress(val_loader, "validation"), device)
@@ -145,7 +152,7 @@ def main():
         state.save(acc1)
         log.epoch(epoch, len(train_set), seconds)
         metrics = {f"validation/{k}": v for k, v in val_metrics.items()}
-        wandb.log(metrics, epoch * len(loader))  # WANDB: same x axis as training
+        wandb.log(metrics, epoch * num_steps)  # WANDB: same x axis as training
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     wandb.finish()  # WANDB: uploads what is left

@@ -9,7 +9,6 @@ prints images/s and peak memory. It needs a GPU.
 
 import argparse
 import time
-from argparse import Namespace
 
 import torch
 
@@ -18,8 +17,7 @@ import cinic_amp
 from cinic import ARCHS
 from common.device import DTYPES, get_device, pick_dtype
 from common.errors import UserError, run
-from common.log import RunLog, peak_memory
-from state import TrainingState
+from common.log import peak_memory
 
 STEPS = 5
 
@@ -34,18 +32,16 @@ def train(script, arch, batch_size, device, dtype):
     model = script.Classifier(arch, **autocast)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4)
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    args = Namespace(log_interval=STEPS, batch_size=batch_size)
-    state = TrainingState(args, model, optimizer, scheduler, device)
-    state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
+    more = () if script is cinic else (scaler,)
     images = torch.zeros(batch_size, 3, 32, 32, dtype=torch.uint8, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)
-    log = RunLog(args, device, enabled=False)
     for num_steps in (2, STEPS):
         torch.get_device_module(device).reset_peak_memory_stats(device)
         start = time.perf_counter()
         batches = [(images, labels)] * num_steps
-        script.train(model, batches, optimizer, device, args, state, log)
+        sums, _ = script.train(model, batches, optimizer, device, *more)
+        sums.tolist()  # waits for the device
     seconds = time.perf_counter() - start
     return num_steps * batch_size / seconds, peak_memory(device)
 

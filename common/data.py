@@ -63,7 +63,7 @@ def load_prepared(name, *splits):
         if not file.exists():
             raise UserError(
                 f"no {file}: run `python download_data.py` on a login node, or for "
-                "synthetic data `python sample_data.py` and the `export` that it prints"
+                "synthetic data `python sample_data.py` and the `export` it prints"
             )
         file.read_bytes()  # into the page cache: random reads of a network are slow
         with explain(f"{file} is not prepared data", "run download_data.py again"):

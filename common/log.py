@@ -6,7 +6,6 @@ import resource
 import statistics
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -71,11 +70,10 @@ class RunLog:
             with tqdm.external_write_mode():
                 print(line, flush=True)  # nothing, where stdout is closed
 
-    def progress(self, loader, desc, steps=None):
-        """Return at most `steps` batches of a loader; a terminal shows a bar."""
-        steps = steps or len(loader)
+    def progress(self, batches, desc):
+        """Return an iterable over these batches; a terminal shows a bar."""
         hide = None if self.enabled else True  # None: where there is no terminal
-        return tqdm(islice(loader, steps), desc, steps, leave=False, disable=hide)
+        return tqdm(batches, desc, leave=False, disable=hide)
 
     def epoch(self, epoch, count, seconds, unit="images", **parts):
         """Print an epoch's figures, and write them for TensorBoard.

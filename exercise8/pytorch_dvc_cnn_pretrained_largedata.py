@@ -105,7 +105,10 @@ def main():
         "--backbone", choices=BACKBONES, default="vgg16", help="pretrained model"
     )
     parser.add_argument(
-        "--weights", choices=WEIGHT_SETS, default="pretrained", help="initial weights"
+        "--weights",
+        choices=WEIGHT_SETS,
+        default="pretrained",
+        help="initial weights",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()

@@ -165,7 +165,10 @@ def test_an_epoch_that_is_too_long_for_the_time_limit(sbatch, sample, tmp_path):
     The test sends one signal, and Slurm the other, up to a minute earlier.
     """
     exercise = copy_exercise("cinic_lab", tmp_path)
-    line, sleep = "        data_time +=", "        time.sleep(99 * (epoch == 2))\n"
+    line, sleep = (
+        "            part = islice",
+        "            time.sleep(99 * (epoch == 2))\n",
+    )
     slow = (exercise / SCRIPT).read_text().replace(line, sleep + line)
     assert slow.count(sleep) == 1
     (exercise / SCRIPT).write_text(slow)
