@@ -26,7 +26,7 @@ lint: venv # check the style
 bench: venv # measure speeds against ceilings and naive versions
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
-test-gpu: # check everything that needs a GPU, in 12 to 30 minutes; writes a file to send
+test-gpu: # check everything that needs a GPU, on one or more; writes a file to send
 	@source common/env.sh && cd bench && PYTHONPATH=. "$${PYTHON[@]}" ../tests/gpu.py $(GPU)
 
 rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"

@@ -1,15 +1,20 @@
 """bench.py with its timing, and gpu.py, which `make test-gpu` runs."""
 
 import json
+import math
 import sys
 import time
 from itertools import count
 from types import SimpleNamespace
 
 import gpu
+import gpu_jobs
+import gpu_losses
+import gpu_rows
 import pytest
 import torch
 from conftest import copy_exercise, make_data, run
+from record_script import run_and_record
 
 import bench
 import timing
@@ -66,42 +71,105 @@ def test_ddp_is_compared_with_processes_that_do_not_communicate(monkeypatch):
 @pytest.mark.timeout(900)
 def test_the_gpu_tests_pass_on_cpu_cores():
     done = run(["make", "test-gpu", "GPU=--cpu"], bench.REPOSITORY, timeout=800)
-    assert done.returncode == 0 and "0 of 11 failed" in done.stdout, done.stdout
+    assert done.returncode == 0 and "0 of 13 failed" in done.stdout, done.stdout
 
 
 def test_failures_are_in_the_table_of_the_gpu_tests(tmp_path):
     table = gpu.Table(tmp_path / "table.json")
-    table.add("hangs", gpu.run, ["sleep", 1000], tmp_path, 1)
-    table.add("fails", gpu.run, ["bash", "-c", "echo ValueError; exit 1"], tmp_path)
+    fails = ["bash", "-c", "echo ValueError; exit 1"]
+    table.add("hangs", gpu_rows.run, ["sleep", 1000], tmp_path, 1)
+    table.add("fails", gpu_rows.run, fails, tmp_path)
     table.add("works", lambda: {"loss": 1.5})
+    table.skip("shares", "skipped: NCCL 2.27.5 cannot share a GPU")
     assert table.print() == 2
     rows = json.loads(table.file.read_text())["test_gpu"]["rows"]
-    results = ["timed out after 1 s: ", "status 1: ValueError", "ok"]
+    results = ["timed out after 1 s: ", "status 1: ValueError", "ok", "ok"]
     assert [row["result"] for row in rows] == results and rows[2]["loss"] == 1.5
 
 
-def test_waits_and_wrong_losses_are_failures(tmp_path, monkeypatch):
-    (tmp_path / "tests").symlink_to(bench.REPOSITORY / "tests")
-    (tmp_path / "lesson").mkdir()
-    code = """
-import torch, warnings
-optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-for _ in range(3):
-    optimizer.step()
-    warnings.warn("called a synchronizing CUDA operation")
-print("train loss 1.0")
+SCRIPT = """
+import os, sys, time
+print("rank", os.environ.get("RANK"), sys.argv[1:])
+if os.environ.get("RANK") == "1":
+    sys.exit("ValueError: wrong")
+time.sleep(1000 if sys.argv[1] == "hang" else 0)
 """
-    (tmp_path / "lesson/steps.py").write_text(code)
-    monkeypatch.setattr(gpu, "REPOSITORY", tmp_path)
-    on_cpu = SimpleNamespace(result=lambda: [2.0])
-    for more, message in ([], "each step waits"), ([on_cpu], "differs by 50%"):
-        with pytest.raises(gpu.Failed, match=message):
-            gpu.train(tmp_path, "lesson/steps.py", 1, "", *more)
 
 
-def test_tensorflows_scripts_are_left_out():
-    scripts = " ".join(gpu.list_scripts(2, few=False))
-    assert "accumulate.py" in scripts and "tensorflow" not in scripts
+def test_jobs_end_by_themselves_by_an_error_and_by_their_time_limit(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with gpu_jobs.Job(tmp_path / "ends", script, "--one") as job:
+        assert job.wait() == "rank None ['--one']\n"
+    ends = (
+        ("hang", 0, "timed out after 5 s: rank None"),
+        ("", 2, "ValueError: wrong"),
+    )
+    for option, ranks, message in ends:
+        job = gpu_jobs.Job(tmp_path / f"ends{ranks}", script, option, ranks=ranks)
+        with job, pytest.raises(gpu_jobs.Failed, match=message):
+            job.wait(5 if option else 100)
+        assert not any(process.is_alive() for process in job.processes)
+    assert not gpu_jobs.running
+
+
+STEPS = """
+import sys, torch, warnings
+from torch.nn.functional import cross_entropy, dropout
+weights = torch.ones(2, 2, requires_grad=True)
+optimizer = torch.optim.SGD([weights], lr=1.0)
+for _ in range(3):
+    loss = cross_entropy(dropout(weights, 0.5), torch.tensor([0, 1]))
+    loss.backward()
+    optimizer.step()
+    file = sys.argv[1] if len(sys.argv) > 1 else __file__
+    message = "called a synchronizing CUDA operation"
+    warnings.warn_explicit(message, UserWarning, file, 7)
+with torch.no_grad():
+    cross_entropy(weights * 0, torch.tensor([0, 1]))
+"""
+
+
+def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    found = []
+    torch_file = "/x/site-packages/torch/amp/grad_scaler.py"
+    for options in [], [], [torch_file]:
+        monkeypatch.setattr(sys, "argv", ["steps.py", *options])
+        torch.manual_seed(0)
+        found.append(run_and_record(script, True))
+    mine, same, torchs = found
+    assert mine == same and len(mine["training"]) == mine["steps"] == 3
+    assert mine["evaluation"] == pytest.approx(math.log(2))
+    assert (mine["waits"], mine["lines"]) == (1, {"steps.py:7": 3})
+    assert (torchs["waits"], torchs["lines"]) == (0, {"fp16's GradScaler": 3})
+
+
+def test_a_gpus_losses_are_compared_with_a_cpus():
+    rank = {"training": [2.3, 2.2], "evaluation": 2.1, "weights": "a"}
+    right = {"ranks": [rank, rank]}
+    assert gpu_losses.compare(right, right)["far_from_cpu"] == 0
+    wrong = {
+        "rank 1, step 2, loss: 2.25, but 2.2": {"training": [2.3, 2.25]},
+        "rank 1, step 1, loss: nan": {"training": [math.nan, 2.2]},
+        "rank 1, loss of the evaluation": {"evaluation": 2.4},
+        "weights differ": {"weights": "b"},
+    }
+    for message, change in wrong.items():
+        with pytest.raises(gpu_jobs.Failed, match=message):
+            gpu_losses.compare({"ranks": [rank, rank | change]}, right)
+    for losses in [4.0, 1.50], [1.471], [4.0, math.inf]:
+        with pytest.raises(gpu_jobs.Failed, match="on a CPU"):
+            gpu_losses.compare({"printed": losses}, {"printed": [4.052, 1.471]})
+    assert gpu_losses.compare({"printed": [9, 1.474]}, {"printed": [4.052, 1.471]})
+
+
+def test_each_training_script_has_losses_and_tensorflows_have_none():
+    recorded = gpu_losses.load(gpu_losses.FILE)["losses"]
+    scripts = {*gpu_rows.list_scripts(few=False)}
+    assert scripts <= recorded.keys() and "beyond_ddp/accumulate.py" in scripts
+    assert "tensorflow" not in " ".join(scripts)
 
 
 def test_operations_of_a_step_are_counted():
