@@ -4,17 +4,15 @@ import fcntl
 import importlib
 import os
 import pty
-import random
 import re
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
 import termios
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -196,19 +194,6 @@ def on_terminal(command, folder, datadir="", stop_at=None):
 def without_gloo(text):
     """Return the text without Gloo's messages of PyTorch before 2.10."""
     return re.sub("^.*connected peer ranks.*\n", "", text, flags=re.M)
-
-
-def free_port():
-    """Return a free port.
-
-    Below 32768: those above the system also gives to each connection that begins,
-    and other tests begin many.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with suppress(OSError), socket.socket() as free:
-            free.bind(("localhost", port))
-            return str(port)
 
 
 def torchrun(processes, command, folder, datadir="", **env):

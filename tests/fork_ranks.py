@@ -6,33 +6,51 @@ To import it takes each process seconds; a server that has done so forks here.
 import functools
 import importlib
 import os
+import random
 import runpy
+import socket
 import sys
+from contextlib import suppress
 from multiprocessing import forkserver, get_context, set_start_method
 from pathlib import Path
+from unittest.mock import patch as mock
 
-import pytest
 import torch
-from conftest import REPOSITORY, free_port
 
+from common.data import REPOSITORY
 from common.errors import run
 
 # Not modules of the exercises: several of these have the same name.
-PRELOADED = ["conftest", "record_rank", "torch._dynamo", "torch.distributed.fsdp"]
+PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torchvision"]
 PRELOADED += ["torch.distributed.tensor.parallel", "torch.utils.tensorboard"]
-PRELOADED += ["torchvision", "line_profiler"]
+PRELOADED += ["line_profiler"]
+# These as well where the tests have imported them.
+OURS = {"conftest", "record_rank", "record_script"}
 
 
 @functools.cache
 def server():
     """Return a context whose processes are forked from the server."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*PRELOADED, *(OURS & sys.modules.keys())])
     tests = REPOSITORY / "tests"
-    with pytest.MonkeyPatch.context() as patch:  # where it finds what it imports
-        patch.setenv("PYTHONPATH", f"{tests}:{tests / 'idle'}")
+    path = f"{tests}:{tests / 'idle'}:{REPOSITORY}"  # where it finds what it imports
+    with mock.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()
     return context
+
+
+def free_port():
+    """Return a free port.
+
+    Below 32768: those above the system also gives to each connection that begins,
+    and other tests begin many.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("localhost", port))
+            return str(port)
 
 
 def run_script(folder, script, options, env, patch):
@@ -55,6 +73,8 @@ def run_script(folder, script, options, env, patch):
 class Run:
     """A script that runs as one process (ranks=0), or with this number of ranks."""
 
+    target = staticmethod(run_script)
+
     def __init__(
         self, folder, data, script, *options, ranks=0, per_node=0, patch=None, **env
     ):
@@ -73,7 +93,7 @@ class Run:
                 env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(per_node)}
                 env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
             args = folder, REPOSITORY / script, [*map(str, options)], {**env}, patch
-            self.processes.append(server().Process(target=run_script, args=args))
+            self.processes.append(server().Process(target=self.target, args=args))
         for process in self.processes:
             process.start()
 

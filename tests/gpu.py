@@ -16,26 +16,29 @@ Exit status: 1 if something failed, 2 without a GPU.
 """
 
 import argparse
-import json
 import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import gpu_losses
 import torch
-from gpu_jobs import RANKS, end_all_jobs, server
+from fork_ranks import server
+from gpu_jobs import Failed
 from gpu_rows import SCALE, SMALL, SMALL_SCALE, list_rows, make_data, run, train
 
 from bench import load, result_file, write
 from common.data import REPOSITORY
+from common.device import check_sharing
 from common.errors import UserError
 from common.errors import run as run_main
 
 HIDE = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+RANKS = 8  # at a time
 
 
 class Table:
@@ -46,27 +49,24 @@ class Table:
         self.about = {"torch": torch.__version__, "date": time.strftime("%F")}
         self.about["gpus"] = torch.accelerator.device_count()
 
-    def add(self, name, function, *args):
-        """Add a row: the dict that function(*args) returns, or its error."""
-        start, row = time.perf_counter(), {"what": name, "result": "ok"}
+    def add(self, row):
+        """Run a row of gpu_rows.py; save the dict that it returns, or its error."""
+        start, result = time.perf_counter(), {"what": row.name}
         try:
-            row |= function(*args) or {}
+            result |= row.function(*row.args) or {}
         except Exception as error:  # whatever it is, the rest continues
-            row["result"] = f"{error}"[:300]
-        row["seconds"] = round(time.perf_counter() - start, 1)
-        self.save(row)
-
-    def skip(self, name, reason):
-        self.save({"what": name, "result": "ok", "note": reason, "seconds": 0.0})
+            result |= getattr(error, "row", {}) | {"result": f"{error}"[:300]}
+        self.save(result | {"seconds": round(time.perf_counter() - start, 1)})
 
     def save(self, row):
+        row = {"result": "ok", "seconds": 0.0} | row | self.about
         with self.saving:
             print(format_row(row, len(row["what"])), flush=True)
-            self.rows.append(row | self.about)
+            self.rows.append(row)
             saved = load(self.file)
             rows = saved.get("test_gpu", {}).get("rows", [])
             rows = [earlier for earlier in rows if earlier["what"] != row["what"]]
-            write(saved | {"test_gpu": {"rows": rows + self.rows[-1:]}}, self.file)
+            write(saved | {"test_gpu": {"rows": [*rows, row]}}, self.file)
 
     def print(self):
         """Print the rows of this run; return the number of failures."""
@@ -88,54 +88,52 @@ def explain_no_sharing():
         return None
     if torch.version.hip:
         return "skipped: nobody has tried whether RCCL lets ranks share a GPU"
-    if torch.cuda.is_available() and torch.cuda.nccl.version() < (2, 30):
-        version = ".".join(map(str, torch.cuda.nccl.version()))
-        return f"skipped: NCCL {version} cannot share a GPU; PyTorch 2.14 has 2.30"
+    try:
+        check_sharing(2, 1)
+    except UserError as error:
+        return f"skipped: {error}"
     return None
 
 
 def run_rows(table, rows):
-    """Run the rows: those that may run side by side first, then the others."""
+    """Run check.py, then the rows that may run side by side, then the others."""
     reason = explain_no_sharing()
+    if reason:
+        for row in rows:
+            if row.ranks == 2:
+                table.save({"what": row.name, "note": reason})
+        rows = [row for row in rows if row.ranks == 1]
     for row in rows:
-        if reason and row.ranks == 2:
-            table.skip(row.name, reason)
-    rows = [row for row in rows if not (reason and row.ranks == 2)]
-    first = [row for row in rows[:1] if row.alone]  # check.py
-    for row in first:
-        table.add(*row[:2], *row.args)
-    together = [row for row in rows if not row.alone]
-    pool = ThreadPoolExecutor(RANKS)
-    try:
-        jobs = [pool.submit(table.add, *row[:2], *row.args) for row in together]
-        for job in as_completed(jobs):
-            job.result()
-        for row in rows[len(first) :]:
-            if row.alone:
-                table.add(*row[:2], *row.args)
-    finally:  # also after Ctrl-C
-        pool.shutdown(wait=False, cancel_futures=True)
-        end_all_jobs()
+        if row.name == "check.py":
+            table.add(row)
+    for ranks in 1, 2:
+        pool = ThreadPoolExecutor(RANKS // ranks)
+        try:
+            together = [row for row in rows if row.ranks == ranks and not row.alone]
+            list(pool.map(table.add, together))
+        finally:  # also after Ctrl-C
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.kill()
+    for row in rows:
+        if row.alone and row.name != "check.py":
+            table.add(row)
 
 
-def record_losses(rows, file, seed):
-    """Train on CPU cores, and write the losses that a GPU is compared with."""
-    rows = [row for row in rows if row.function is train]
-    with ThreadPoolExecutor(RANKS) as pool:
-        jobs = {r.name: pool.submit(train, *r.args, compared=False) for r in rows}
-    failed = {name: job.exception() for name, job in jobs.items() if job.exception()}
-    for name, error in failed.items():
-        print(f"{name}: {error}")
-    rows = {name: job.result() for name, job in jobs.items() if name not in failed}
-    losses = {name: gpu_losses.shorten(row) for name, row in rows.items()}
-    saved = gpu_losses.load(file)
-    if saved.get("seed") == seed:  # of other scripts
-        losses = saved["losses"] | losses
-    cpu = torch.cpu.get_capabilities().get("cpu_name")
-    about = {"torch": torch.__version__, "cpu": cpu, "date": time.strftime("%F")}
-    about |= {"seed": seed, "losses": dict(sorted(losses.items()))}
-    file.write_text(json.dumps(about, indent=1) + "\n")
-    print(f"Saved the losses of {len(rows)} scripts in {file}")
+def record_losses(rows):
+    """Train on CPU cores, and save the losses that a GPU is compared with."""
+    recorded, failed = {}, []
+
+    def train_row(row):
+        try:
+            recorded[row.name] = train(*row.args, compared=False)
+        except Failed as error:
+            failed.append(f"{row.name}: {error}")
+
+    with ThreadPoolExecutor(RANKS // 2) as pool:
+        list(pool.map(train_row, [row for row in rows if row.function is train]))
+    gpu_losses.save(recorded)
+    print(*failed, f"Saved the losses of {len(recorded)} scripts", sep="\n")
     sys.exit(bool(failed))
 
 
@@ -146,28 +144,22 @@ def main():
     parser.add_argument(
         "--record", action="store_true", help="record a CPU's losses"
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed")
-    parser.add_argument(
-        "--losses", type=Path, default=gpu_losses.FILE, help="file of a CPU's losses"
-    )
     args = parser.parse_args()
     if args.cpu or args.record:
         os.environ |= HIDE
     elif not torch.accelerator.device_count():
         raise UserError("PyTorch finds no GPU; type `make test-gpu GPU=--cpu`")
     os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # for two ranks on one GPU
-    table = Table(
-        Path("logs/test_gpu.json").resolve() if args.cpu else result_file()
-    )
+    # To ask whether there is a GPU must not open it before processes are forked.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    file = Path("logs/test_gpu.json").resolve() if args.cpu else result_file()
+    table = Table(file)
     table.file.parent.mkdir(exist_ok=True)
-    saved = gpu_losses.load(args.losses)
-    if not args.record and saved.get("seed") != args.seed:
-        raise UserError(f"{args.losses} has no losses of seed {args.seed}: --record")
     with TemporaryDirectory() as folder:
         root = Path(folder)
         results = table.file.with_suffix("")  # the folder beside the file
-        options = args.cpu, args.seed, saved.get("losses", {})
-        rows = list(list_rows(root, results, *options))
+        results.mkdir(exist_ok=True)
+        rows = list(list_rows(root, results, args.cpu, gpu_losses.load()))
         words = args.only or [""]
         chosen = [row for row in rows if any(word in row.name for word in words)]
         if not chosen:
@@ -179,7 +171,7 @@ def main():
         run(shards, REPOSITORY / "beyond_ddp")
         server()
         if args.record:
-            record_losses(chosen, args.losses, args.seed)
+            record_losses(chosen)
         run_rows(table, chosen)
     failed = table.print()
     print(f"\n{failed} of {len(table.rows)} failed. Please send {table.file}")

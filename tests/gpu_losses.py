@@ -18,13 +18,29 @@ TRANSFORMER_TOLERANCE = 0.005
 # that are equal at first have other losses after 20 steps.
 CNN_STEPS, CNN_TOLERANCE = 5, 0.01
 EVALUATION_TOLERANCE = 0.05
-SIXTEEN_BITS_TOLERANCE = (
-    0.03  # of the first loss, before rounding has changed a weight
-)
+# Of the first loss, before rounding has changed a weight.
+SIXTEEN_BITS_TOLERANCE = 0.03
 
 
-def load(file):
-    return json.loads(file.read_text()) if file.exists() else {}
+def load():
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def save(rows):
+    """Write the losses of these rows of gpu_rows.train(), a line for each script."""
+    losses = load()
+    for script, row in rows.items():
+        losses[script] = {"printed": row["printed"]}
+        if "ranks" in row:
+            losses[script] = {"ranks": [shorten(rank) for rank in row["ranks"]]}
+    lines = [f'"{name}": {json.dumps(losses[name])}' for name in sorted(losses)]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def shorten(rank):
+    """Return what is compared of a rank's losses."""
+    evaluation = round(rank["evaluation"], 6)
+    return {"training": rank["training"][:CNN_STEPS], "evaluation": evaluation}
 
 
 def find_losses(output):
@@ -32,23 +48,12 @@ def find_losses(output):
     return [float(n) for n in re.findall(r"[Ll]oss:?\s+(\d+\.\d+)", output)]
 
 
-def shorten(row):
-    """Return what is compared of a row of gpu_rows.train()."""
-    if "ranks" not in row:
-        return {"printed": row["printed"]}
-    ranks = [
-        {"training": r["training"][:CNN_STEPS], "evaluation": r["evaluation"]}
-        for r in row["ranks"]
-    ]
-    return {"ranks": ranks}
-
-
 def check(found, expected, tolerance, what):
     """Raise Failed if a loss is far from a CPU's; return its relative distance."""
     distance = abs(found - expected) / abs(expected)
     if not distance <= tolerance:  # as with NaN
         raise Failed(f"{what}: {found:.4g}, but {expected:.4g} on a CPU")
-    return distance
+    return round(distance, 6)
 
 
 def compare(row, expected):
@@ -63,15 +68,14 @@ def compare(row, expected):
         return {"far_from_cpu": far}
     if len({rank["weights"] for rank in row["ranks"]}) > 1:
         raise Failed("the ranks' weights differ after the last step")
-    first, evaluation = [], []
+    steps, evaluations = [], []
     ranks = zip(row["ranks"], expected["ranks"], strict=True)
     for rank, (found, wanted) in enumerate(ranks):
-        steps = zip(found["training"], wanted["training"], strict=False)
-        for step, losses in enumerate(steps, start=1):
+        pairs = zip(found["training"], wanted["training"], strict=False)
+        for step, losses in enumerate(pairs, start=1):
             what = f"rank {rank}, step {step}, loss"
-            first.append(check(*losses, CNN_TOLERANCE, what))
+            steps.append(check(*losses, CNN_TOLERANCE, what))
         losses = found["evaluation"], wanted["evaluation"]
         what = f"rank {rank}, loss of the evaluation"
-        evaluation.append(check(*losses, EVALUATION_TOLERANCE, what))
-    far = {"far_from_cpu": max(first), "evaluation_far_from_cpu": max(evaluation)}
-    return {name: round(distance, 6) for name, distance in far.items()}
+        evaluations.append(check(*losses, EVALUATION_TOLERANCE, what))
+    return {"far_from_cpu": max(steps), "evaluation_far_from_cpu": max(evaluations)}

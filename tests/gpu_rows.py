@@ -1,6 +1,5 @@
 """The rows of `make test-gpu`: what each runs, and what is right."""
 
-import csv
 import gzip
 import importlib.util
 import json
@@ -15,8 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from gpu_jobs import Failed, Job, explain
+from gpu_jobs import Failed, Job, explain, last_line
 from gpu_losses import SIXTEEN_BITS_TOLERANCE, check, compare, find_losses
+from record_script import record
 
 from bench import BENCH, launches, run_check
 from common.data import REPOSITORY
@@ -53,7 +53,6 @@ FULL = {
     "ResNet-152": ("cifar100_demo", *RESNET),
     "VGG16": ("exercise8", *VGG16, "--finetune-epochs 2 --weights none"),
 }
-TRACE_BYTES = 2e6  # of a compressed trace, at most
 RESUMED_TOLERANCE = 0.05
 CHECKUP = "tools/checkup/__main__.py"
 
@@ -79,8 +78,8 @@ def run(command, folder, limit=300):
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
         output, _ = job.communicate(timeout=60)
-        line = output.strip().rpartition("\n")[2]
-        raise Failed(f"timed out after {limit} s: {line}") from None
+        message = f"timed out after {limit} s: {last_line(output)}"
+        raise Failed(message) from None
     if job.returncode:
         raise Failed(explain(job.returncode, output))
     return output
@@ -94,8 +93,8 @@ def ranks_of(script):
 
 def run_recorded(folder, script, options, cnn=False, **env):
     """Run a training script; return its printed losses, speed, and records."""
-    record, ranks = {"draw_on_cpu": cnn}, ranks_of(script)
-    with Job(folder, script, *options, ranks=ranks, record=record, **env) as job:
+    how = {"ranks": ranks_of(script), "patch": partial(record, draw_on_cpu=cnn)}
+    with Job(folder, script, *options, **how, **env) as job:
         output, records = job.wait(), job.records()
     speeds = re.findall(r"Epoch.* ([\d.]+) \w+/s", output)
     row = {"printed": find_losses(output)}
@@ -105,11 +104,11 @@ def run_recorded(folder, script, options, cnn=False, **env):
         names = "training", "evaluation", "weights"
         row["ranks"] = [{name: r[name] for name in names} for r in records]
     if row["waits"] and Path(script).stem not in WAIT:
-        raise Failed(f"each step waits for the GPU: {row['lines']}")
+        raise Failed(f"each step waits for the GPU: {row['lines']}", **row)
     return row
 
 
-def train(root, script, seed, expected, compared=True):
+def train(root, script, expected, compared=True):
     """Train for a few steps; compare the losses with those of a CPU.
 
     compared: False returns the row alone, to record the losses.
@@ -117,7 +116,7 @@ def train(root, script, seed, expected, compared=True):
     exercise = script.partition("/")[0]
     text, cnn = (REPOSITORY / script).read_text(), exercise in CNN
     folder = root / script.replace("/", "-")
-    options = [*SMALL[exercise].split(), f"--seed={seed}"]
+    options = SMALL[exercise].split()
     gpus = torch.accelerator.device_count()
     splits = "nn.DataParallel" in text and gpus > 1
     if splits and not cnn:  # the same batch as on one GPU
@@ -133,7 +132,10 @@ def train(root, script, seed, expected, compared=True):
     if splits and cnn:
         row["note"] = "not compared: BatchNorm sees a part of the batch on each GPU"
     else:
-        row |= compare(row, expected)
+        try:
+            row |= compare(row, expected)
+        except Failed as error:
+            raise Failed(str(error), **row) from None
     if mixed and gpus:
         options += MIXED_PRECISION[exercise]
         row["mixed"] = run_recorded(folder / "mixed", script, options, cnn)
@@ -152,7 +154,6 @@ def train_at_full_size(root, results, name, exercise, one, all_gpus, options):
     make_data(exercise, data, 2)
     options, row = ["--epochs=2", *options.split()], {}
     samples = results / f"utilisation-{name}.csv"
-    results.mkdir(exist_ok=True)
     monitor = [sys.executable, "monitor.py", samples, str(os.getpid())]
     sampling = subprocess.Popen(monitor, cwd=REPOSITORY / "cifar100_demo")
     try:
@@ -165,34 +166,23 @@ def train_at_full_size(root, results, name, exercise, one, all_gpus, options):
     finally:
         sampling.terminate()
         sampling.wait()
-    with samples.open() as file:
-        watts = [
-            float(re.search(r"[\d.]+", line["power.draw [W]"])[0])
-            for line in csv.DictReader(file, skipinitialspace=True)
-            if re.search(r"\d", line.get("power.draw [W]") or "")
-        ]
-    return row | {"highest_watts": max(watts, default=None)}
+    return row
 
 
-def record_trace(root, results, script, name):
+def record_trace(root, results, script):
     """Save the profiler's trace of a training script in ten steps."""
-    results.mkdir(exist_ok=True)
-    for arch in "resnet152", "resnet50", "resnet18":
-        # The data have more than the ten steps that the profiler needs.
-        options = f"--epochs=1 --steps=10 --arch={arch} --batch-size=32".split()
-        if not torch.accelerator.device_count():
-            options += ["--image-size=40", "--arch=resnet18"]
-        with Job(
-            root / f"{name}-{arch}", script, *options, ranks=ranks_of(script)
-        ) as job:
-            job.wait()
-            (trace, *_) = sorted((job.folder / "logs/profiler").iterdir())
-            packed = gzip.compress(trace.read_bytes())
-        if len(packed) <= TRACE_BYTES:
-            break
+    name = f"trace-{Path(script).stem}"
+    # The data have more than the ten steps that the profiler needs.
+    options = ["--epochs=1", "--steps=10", "--arch=resnet50", "--batch-size=32"]
+    if not torch.accelerator.device_count():
+        options += ["--image-size=40", "--arch=resnet18"]
+    with Job(root / name, script, *options, ranks=ranks_of(script)) as job:
+        job.wait()
+        trace, *_ = sorted((job.folder / "logs/profiler").iterdir())
+        packed = gzip.compress(trace.read_bytes())
     file = results / f"{name}.json.gz"
     file.write_bytes(packed)
-    return {"file": file.name, "arch": arch, "bytes": len(packed)}
+    return {"file": file.name, "bytes": len(packed)}
 
 
 def kill_and_resume(root):
@@ -200,7 +190,8 @@ def kill_and_resume(root):
     script, name = "cinic_lab/cinic.py", "checkpoint.pth.tar"
     # Enough epochs that the kill comes before the end, however fast the GPU is.
     options = [*SMALL["cinic_lab"].split(), "--epochs=4"]
-    job = {"record": {"draw_on_cpu": True}, "NVIDIA_TF32_OVERRIDE": "0"}
+    patch = partial(record, draw_on_cpu=True)
+    job = {"patch": patch, "NVIDIA_TF32_OVERRIDE": "0"}
     with Job(root / "resume-whole", script, *options, **job) as whole:
         whole.wait()
         steps = whole.records()[0]["training"]
@@ -271,7 +262,7 @@ def list_scripts(few):
             yield script
 
 
-def list_rows(root, results, few, seed, losses):
+def list_rows(root, results, few, losses):
     """Yield the rows, the most telling first; few: a part of them on CPU cores.
 
     root: a folder for what the rows write; results: one for traces and samples.
@@ -279,7 +270,7 @@ def list_rows(root, results, few, seed, losses):
     if not few:
         yield Row("check.py", lambda: {"found": run_check()}, alone=True)
     for script in list_scripts(few):
-        args = root, script, seed, losses.get(script)
+        args = root, script, losses.get(script)
         yield Row(script, train, args, max(1, ranks_of(script)))
     yield Row("a run that is killed and resumed", kill_and_resume, (root,))
     for number in (1,) if few else range(1, 13):
@@ -297,7 +288,7 @@ def list_rows(root, results, few, seed, losses):
     yield Row("measure_bubble.py", launch, measure, 2, alone=True)
     yield Row("dp.py uses all GPUs", split_batch, (root,))
     for script in "train_cifar100", "train_ddp_cifar100":
-        args = root, results, f"cifar100_demo/{script}.py", f"trace-{script}"
+        args = root, results, f"cifar100_demo/{script}.py"
         row = Row(f"trace of {script}.py", record_trace, args, alone=True)
         yield row._replace(ranks=max(1, ranks_of(args[2])))
     if not few:

@@ -1,4 +1,4 @@
-"""A training script that runs unchanged, with a record of its losses and waits.
+"""A recorder of a training script's losses and waits in one rank.
 
 PyTorch reports each call of a loss function and, on a GPU, each wait for the GPU
 (set_sync_debug_mode). Random numbers are drawn on the CPU, so that a GPU trains on
@@ -6,13 +6,15 @@ the same crops and with the same dropout as a CPU: then only rounding differs.
 """
 
 import hashlib
-import runpy
+import json
+import sys
 import warnings
 from collections import Counter
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from traceback import walk_stack
 
 import torch
 from torch.nn import functional as F
@@ -70,7 +72,8 @@ class DrawOnCPU(TorchDispatchMode):
             return args[0].copy_(torch.rand(args[0].shape).lt(probability))
         if "device" in kwargs:  # torch.randint(..., device=device)
             device = kwargs["device"]
-            return func(*args, **kwargs | {"device": "cpu"}).to(device)
+            drawn = func(*args, **kwargs | {"device": "cpu"})
+            return drawn.to(device, non_blocking=True)
         target, *rest = args  # tensor.uniform_(...)
         if not isinstance(target, torch.Tensor) or target.device.type == "cpu":
             return func(*args, **kwargs)
@@ -101,10 +104,9 @@ class WaitCounter:
     def note(self, message, category, filename, number, *more):
         if WARNING not in str(message):
             return self.show(message, category, filename, number, *more)
-        *_, package = filename.rpartition("site-packages/")
-        who = PYTORCH_WAITS.get(package)
-        self.lines[who or f"{Path(filename).name}:{number}"] += 1
-        self.total += who is None
+        pytorch, line = find_waiter()
+        self.lines[pytorch or line or f"{Path(filename).name}:{number}"] += 1
+        self.total += pytorch is None
 
     def count_step(self, optimizer, *_):
         self.optimizer = optimizer
@@ -124,6 +126,22 @@ class WaitCounter:
         return found | {"lines": dict(self.lines.most_common(5))}
 
 
+def find_waiter():
+    """Return what of PYTORCH_WAITS is at work, or None, and the script's line.
+
+    The warning itself names this file, whose modes stand between the script and
+    PyTorch.
+    """
+    pytorch = line = None
+    for frame, number in walk_stack(None):
+        file = frame.f_code.co_filename
+        for ending in filter(file.endswith, PYTORCH_WAITS):
+            pytorch = PYTORCH_WAITS[ending]
+        if file.startswith(sys.path[0]):  # the script's folder
+            line = line or f"{Path(file).name}:{number}"
+    return pytorch, line
+
+
 def hash_weights(optimizer):
     """Return a hash of the trained weights: equal replicas have the same."""
     digest = hashlib.sha256()
@@ -133,19 +151,24 @@ def hash_weights(optimizer):
     return digest.hexdigest()[:16]
 
 
-def run_and_record(script, draw_on_cpu):
-    """Run a script as `python SCRIPT`, with sys.argv's options; return its record.
+def record(module, rank, draw_on_cpu):
+    """Make main() save its waits in RANK.json; for Run(patch=...) of fork_ranks.py.
 
-    draw_on_cpu: also record the losses of each batch, on the CPU's random numbers.
+    draw_on_cpu: also the losses of each batch, on the CPU's random numbers.
     """
-    losses, waits = LossRecorder(), WaitCounter()
-    with ExitStack() as stack:
-        stack.enter_context(waits)
-        if draw_on_cpu:  # not all that PyTorch compiles or shards runs in a mode
-            stack.enter_context(losses)
-            stack.enter_context(DrawOnCPU())
-        runpy.run_path(str(script), run_name="__main__")
-    if not draw_on_cpu:
-        return waits.read()
-    weights = {"weights": hash_weights(waits.optimizer)}
-    return losses.read() | weights | waits.read()
+    main, losses, waits = module.main, LossRecorder(), WaitCounter()
+
+    def recording_main():
+        with ExitStack() as stack:
+            stack.enter_context(waits)
+            if draw_on_cpu:  # not all that PyTorch compiles or shards runs in a mode
+                stack.enter_context(losses)
+                stack.enter_context(DrawOnCPU())
+            main()
+        found = waits.read()
+        if draw_on_cpu:
+            weights = hash_weights(waits.optimizer)
+            found |= losses.read() | {"weights": weights}
+        Path(f"{rank}.json").write_text(json.dumps(found))
+
+    module.main = recording_main

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import gpu_rows
 import pytest
 import torch
 from conftest import copy_exercise, make_data, run
-from record_script import run_and_record
+from record_script import record
 
 import bench
 import timing
@@ -77,10 +78,13 @@ def test_the_gpu_tests_pass_on_cpu_cores():
 def test_failures_are_in_the_table_of_the_gpu_tests(tmp_path):
     table = gpu.Table(tmp_path / "table.json")
     fails = ["bash", "-c", "echo ValueError; exit 1"]
-    table.add("hangs", gpu_rows.run, ["sleep", 1000], tmp_path, 1)
-    table.add("fails", gpu_rows.run, fails, tmp_path)
-    table.add("works", lambda: {"loss": 1.5})
-    table.skip("shares", "skipped: NCCL 2.27.5 cannot share a GPU")
+    for row in (
+        gpu_rows.Row("hangs", gpu_rows.run, (["sleep", 1000], tmp_path, 1)),
+        gpu_rows.Row("fails", gpu_rows.run, (fails, tmp_path)),
+        gpu_rows.Row("works", lambda: {"loss": 1.5}),
+    ):
+        table.add(row)
+    table.save({"what": "shares", "note": "skipped: NCCL 2.27.5 cannot share a GPU"})
     assert table.print() == 2
     rows = json.loads(table.file.read_text())["test_gpu"]["rows"]
     results = ["timed out after 1 s: ", "status 1: ValueError", "ok", "ok"]
@@ -96,53 +100,58 @@ time.sleep(1000 if sys.argv[1] == "hang" else 0)
 """
 
 
-def test_jobs_end_by_themselves_by_an_error_and_by_their_time_limit(tmp_path):
+def test_jobs_end_by_themselves_by_an_error_and_by_their_time_limit(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DATADIR", "data")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with gpu_jobs.Job(tmp_path / "ends", script, "--one") as job:
-        assert job.wait() == "rank None ['--one']\n"
-    ends = (
-        ("hang", 0, "timed out after 5 s: rank None"),
-        ("", 2, "ValueError: wrong"),
-    )
+        assert "rank None ['--one']\n" in job.wait()
+    ends = ("hang", 0, "timed out after 5 s: rank None"), ("", 2, "Error: wrong")
     for option, ranks, message in ends:
         job = gpu_jobs.Job(tmp_path / f"ends{ranks}", script, option, ranks=ranks)
         with job, pytest.raises(gpu_jobs.Failed, match=message):
             job.wait(5 if option else 100)
         assert not any(process.is_alive() for process in job.processes)
-    assert not gpu_jobs.running
 
 
 STEPS = """
-import sys, torch, warnings
+import sys, torch
 from torch.nn.functional import cross_entropy, dropout
-weights = torch.ones(2, 2, requires_grad=True)
-optimizer = torch.optim.SGD([weights], lr=1.0)
-for _ in range(3):
-    loss = cross_entropy(dropout(weights, 0.5), torch.tensor([0, 1]))
-    loss.backward()
-    optimizer.step()
-    file = sys.argv[1] if len(sys.argv) > 1 else __file__
-    message = "called a synchronizing CUDA operation"
-    warnings.warn_explicit(message, UserWarning, file, 7)
-with torch.no_grad():
-    cross_entropy(weights * 0, torch.tensor([0, 1]))
+WAIT = "import warnings\\nwarnings.warn('called a synchronizing CUDA operation')"
+
+def main():
+    torch.manual_seed(0)
+    weights = torch.ones(2, 2, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=1.0)
+    for _ in range(3):
+        loss = cross_entropy(dropout(weights, 0.5), torch.tensor([0, 1]))
+        loss.backward()
+        optimizer.step()
+        exec(compile(WAIT, sys.argv[1], "exec"))
+    with torch.no_grad():
+        cross_entropy(weights * 0, torch.tensor([0, 1]))
 """
 
 
 def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
-    script = tmp_path / "steps.py"
+    monkeypatch.setenv("DATADIR", "data")
+    script, found = tmp_path / "my_steps.py", []
     script.write_text(STEPS)
-    found = []
-    torch_file = "/x/site-packages/torch/amp/grad_scaler.py"
-    for options in [], [], [torch_file]:
-        monkeypatch.setattr(sys, "argv", ["steps.py", *options])
-        torch.manual_seed(0)
-        found.append(run_and_record(script, True))
+    patch = partial(record, draw_on_cpu=True)
+    for file in "x.py", "x.py", "site-packages/torch/amp/grad_scaler.py":
+        folder = tmp_path / str(len(found))
+        with gpu_jobs.Job(folder, script, file, patch=patch) as job:
+            job.wait()
+            found += job.records()
     mine, same, torchs = found
     assert mine == same and len(mine["training"]) == mine["steps"] == 3
     assert mine["evaluation"] == pytest.approx(math.log(2))
-    assert (mine["waits"], mine["lines"]) == (1, {"steps.py:7": 3})
+    line = STEPS.split("\n").index(
+        '        exec(compile(WAIT, sys.argv[1], "exec"))'
+    )
+    assert (mine["waits"], mine["lines"]) == (1, {f"my_steps.py:{line + 1}": 3})
     assert (torchs["waits"], torchs["lines"]) == (0, {"fp16's GradScaler": 3})
 
 
@@ -166,7 +175,7 @@ def test_a_gpus_losses_are_compared_with_a_cpus():
 
 
 def test_each_training_script_has_losses_and_tensorflows_have_none():
-    recorded = gpu_losses.load(gpu_losses.FILE)["losses"]
+    recorded = gpu_losses.load()
     scripts = {*gpu_rows.list_scripts(few=False)}
     assert scripts <= recorded.keys() and "beyond_ddp/accumulate.py" in scripts
     assert "tensorflow" not in " ".join(scripts)

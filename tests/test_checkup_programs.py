@@ -12,8 +12,8 @@ import sysconfig
 import textwrap
 
 import pytest
-from conftest import REPOSITORY, copy_exercise, free_port, make_data, run, slow
-from fork_ranks import Run
+from conftest import REPOSITORY, copy_exercise, make_data, run, slow
+from fork_ranks import Run, free_port
 from test_checkup import checkup, names, read_report
 from test_readmes import blocks
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REPOSITORY, free_port, slow
-from fork_ranks import Run
+from conftest import REPOSITORY, slow
+from fork_ranks import Run, free_port
 from record_rank import record
 
 from common.errors import run

@@ -10,7 +10,8 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import REPOSITORY, free_port, run
+from conftest import REPOSITORY, run
+from fork_ranks import free_port
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import WeightedRandomSampler
 
