@@ -18,11 +18,15 @@ from traceback import walk_stack
 
 import torch
 from torch.nn import functional as F
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WARNING = "called a synchronizing CUDA operation"
+STEPS = 3  # that change the weights, of each optimizer
 LOSSES = F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits
 # Files of PyTorch that wait in each step, whatever a script does, and who waits.
 PYTORCH_WAITS = {
@@ -46,13 +50,12 @@ class LossRecorder(TorchFunctionMode):
         return result
 
     def read(self):
-        """Return {"training": [loss of each step], "evaluation": mean, or None}."""
-        training, evaluation = (
-            [round(loss.item(), 6) for loss in part]
-            for part in (self.training, self.evaluation)
-        )
-        mean = sum(evaluation) / len(evaluation) if evaluation else None
-        return {"training": training, "evaluation": mean}
+        """Return {"training": [each batch's loss], "evaluation": [the same]}."""
+        parts = {"training": self.training, "evaluation": self.evaluation}
+        return {
+            name: [round(loss.item(), 6) for loss in part]
+            for name, part in parts.items()
+        }
 
 
 class DrawOnCPU(TorchDispatchMode):
@@ -64,7 +67,7 @@ class DrawOnCPU(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is torch.ops.aten.native_dropout.default:  # a GPU's
             inputs, probability, _ = args
-            mask = torch.rand(inputs.shape).ge(probability)
+            mask = torch.rand(inputs.shape).lt(1 - probability)  # as a CPU's
             mask = mask.to(inputs.device, non_blocking=True)
             return inputs * mask / (1 - probability), mask
         if func is torch.ops.aten.bernoulli_.float:  # a CPU's dropout
@@ -142,6 +145,23 @@ def find_waiter():
     return pytorch, line
 
 
+class Freezer:
+    """Freezes the weights after an optimizer's first steps, by a learning rate of 0.
+
+    Each step of a CNN with BatchNorm multiplies a hundredfold what rounding has
+    changed: after ten steps two devices have nothing to compare.
+    """
+
+    def __init__(self):
+        self.steps = Counter()
+
+    def __call__(self, optimizer, *_):
+        self.steps[id(optimizer)] += 1
+        if self.steps[id(optimizer)] > STEPS:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+
+
 def hash_weights(optimizer):
     """Return a hash of the trained weights: equal replicas have the same."""
     digest = hashlib.sha256()
@@ -154,7 +174,8 @@ def hash_weights(optimizer):
 def record(module, rank, draw_on_cpu):
     """Make main() save its waits in RANK.json; for Run(patch=...) of fork_ranks.py.
 
-    draw_on_cpu: also the losses of each batch, on the CPU's random numbers.
+    draw_on_cpu: also the losses of each batch, on the CPU's random numbers, with
+    weights that change in the first steps alone.
     """
     main, losses, waits = module.main, LossRecorder(), WaitCounter()
 
@@ -164,6 +185,7 @@ def record(module, rank, draw_on_cpu):
             if draw_on_cpu:  # not all that PyTorch compiles or shards runs in a mode
                 stack.enter_context(losses)
                 stack.enter_context(DrawOnCPU())
+                register_optimizer_step_pre_hook(Freezer())
             main()
         found = waits.read()
         if draw_on_cpu:

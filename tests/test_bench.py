@@ -147,7 +147,7 @@ def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
             found += job.records()
     mine, same, torchs = found
     assert mine == same and len(mine["training"]) == mine["steps"] == 3
-    assert mine["evaluation"] == pytest.approx(math.log(2))
+    assert mine["evaluation"] == pytest.approx([math.log(2)], abs=1e-6)
     line = STEPS.split("\n").index(
         '        exec(compile(WAIT, sys.argv[1], "exec"))'
     )
@@ -156,13 +156,13 @@ def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
 
 
 def test_a_gpus_losses_are_compared_with_a_cpus():
-    rank = {"training": [2.3, 2.2], "evaluation": 2.1, "weights": "a"}
+    rank = {"training": [2.3, 2.2], "evaluation": [2.1], "weights": "a"}
     right = {"ranks": [rank, rank]}
     assert gpu_losses.compare(right, right)["far_from_cpu"] == 0
     wrong = {
-        "rank 1, step 2, loss: 2.25, but 2.2": {"training": [2.3, 2.25]},
-        "rank 1, step 1, loss: nan": {"training": [math.nan, 2.2]},
-        "rank 1, loss of the evaluation": {"evaluation": 2.4},
+        "rank 1, training, loss 2: 2.25, but 2.2": {"training": [2.3, 2.25]},
+        "rank 1, training, loss 1: nan": {"training": [math.nan, 2.2]},
+        "rank 1, evaluation, loss 1": {"evaluation": [2.4]},
         "weights differ": {"weights": "b"},
     }
     for message, change in wrong.items():
