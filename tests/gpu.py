@@ -152,13 +152,12 @@ def main():
     os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # for two ranks on one GPU
     # To ask whether there is a GPU must not open it before processes are forked.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    file = Path("logs/test_gpu.json").resolve() if args.cpu else result_file()
-    table = Table(file)
-    table.file.parent.mkdir(exist_ok=True)
+    on_cpu = args.cpu or args.record
+    table = Table(Path("logs/test_gpu.json").resolve() if on_cpu else result_file())
+    results = table.file.with_suffix("")  # the folder beside the file
+    results.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        results = table.file.with_suffix("")  # the folder beside the file
-        results.mkdir(exist_ok=True)
         rows = list(list_rows(root, results, args.cpu, gpu_losses.load()))
         words = args.only or [""]
         chosen = [row for row in rows if any(word in row.name for word in words)]

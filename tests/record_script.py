@@ -156,8 +156,9 @@ class Freezer:
         self.steps = Counter()
 
     def __call__(self, optimizer, *_):
-        self.steps[id(optimizer)] += 1
-        if self.steps[id(optimizer)] > STEPS:
+        """Count a step of an optimizer; for register_optimizer_step_pre_hook()."""
+        self.steps[optimizer] += 1
+        if self.steps[optimizer] > STEPS:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0
 

@@ -15,7 +15,7 @@ import gpu_rows
 import pytest
 import torch
 from conftest import copy_exercise, make_data, run
-from record_script import record
+from record_script import Freezer, record
 
 import bench
 import timing
@@ -153,6 +153,17 @@ def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
     )
     assert (mine["waits"], mine["lines"]) == (1, {f"my_steps.py:{line + 1}": 3})
     assert (torchs["waits"], torchs["lines"]) == (0, {"fp16's GradScaler": 3})
+
+
+def test_the_weights_change_in_three_steps_only():
+    weights, freeze = torch.zeros(1, requires_grad=True), Freezer()
+    for steps in 3, 6:  # fine-tuning has an optimizer of its own
+        optimizer = torch.optim.SGD([weights], lr=1)
+        for _ in range(5):
+            weights.grad = torch.ones(1)
+            freeze(optimizer)
+            optimizer.step()
+        assert weights.item() == -steps
 
 
 def test_a_gpus_losses_are_compared_with_a_cpus():
