@@ -1,4 +1,4 @@
-"""Measure what a GPU holds and sends under each strategy; compare with formulas.py.
+"""Measure what a GPU holds and sends under each strategy; compare with formulas.
 
     sbatch jobscript_ddp.sh measure_memory.py
     sbatch --gpus-per-node=4 jobscript_ddp.sh measure_memory.py
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from tqdm import tqdm
 
-import formulas
+import memory_formulas as formulas
 from common.data import REPOSITORY
 from common.device import get_ranks
 from common.errors import run
@@ -35,7 +35,7 @@ EXTRA_OPTIONS = {
     "accumulate": [f"--accumulate={ACCUMULATE}"],
     "fsdp_tp": [f"--tensor={TENSOR}"],
 }
-STRATEGIES = {  # script: (strategy in formulas.py, ranks per group)
+STRATEGIES = {  # script: (strategy in memory_formulas.py, ranks per group)
     "ddp": ("DDP", 1),
     "accumulate": ("DDP", 1),
     "bf16_gradients": ("DDP", 1),

@@ -5,9 +5,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import formulas
+import memory_formulas as formulas
 
-# How many times a ring sends (N - 1) / N of the data; see formulas.py.
+# How many times a ring sends (N - 1) / N of the data; see memory_formulas.py.
 RINGS = {"allreduce_": 2, "all_reduce": 2, "_allgather_base_": 1}
 RINGS |= {"_reduce_scatter_base_": 1, "broadcast_": 1}
 

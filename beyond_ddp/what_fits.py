@@ -4,10 +4,10 @@
     python what_fits.py --model 8b --gpus 8
     python what_fits.py --model 1b --gpus 4 --memory 24 --length 2048
 
-Nothing is measured; formulas.py has the formulas and their sources. A step processes
-one sequence per GPU (--batch-size). 8 GPUs that share a sequence, by TP or as a
-pipeline, process 8 sequences one after another, so that a step is the same work for
-each strategy. All parts are added up, though not all exist at the same time.
+Nothing is measured; memory_formulas.py has the formulas and their sources. A step
+processes one sequence per GPU (--batch-size). 8 GPUs that share a sequence, by TP or
+as a pipeline, process 8 sequences one after another, so that a step is the same work
+for each strategy. All parts are added up, though not all exist at the same time.
 
 With --bits 16, weights, gradients and Adam's state still have 32 bits. Activations
 have 16, and the weights that FSDP gathers, as with its MixedPrecisionPolicy; other
@@ -23,9 +23,9 @@ therefore means within 90 % of the memory.
 import argparse
 from math import ceil
 
-import formulas
+import memory_formulas as formulas
 from common.errors import UserError, run
-from formulas import Shape, total_parameters
+from memory_formulas import Shape, total_parameters
 
 # GPT-2 as in model.py, the others by their config.json: num_hidden_layers,
 # hidden_size, num_attention_heads, num_key_value_heads, intermediate_size,

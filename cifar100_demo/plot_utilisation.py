@@ -1,4 +1,4 @@
-"""Plot of GPU utilisation, memory and power during a run, from monitor.py's file.
+"""Plot of GPU utilisation, memory and power, as monitor_gpus.py saw them.
 
     python plot_utilisation.py [logs/utilisation-JOB.csv] [--to FILE.png]
 
@@ -47,7 +47,9 @@ def read_samples(file):
                     points = samples.setdefault(quantity, {}).setdefault(device, [])
                     points.append((float(row[0]), float(value[0]) * unit))
     if not samples:
-        raise UserError(f"no samples in {file}; name a file that monitor.py wrote")
+        raise UserError(
+            f"no samples in {file}; name a file that monitor_gpus.py wrote"
+        )
     return samples
 
 

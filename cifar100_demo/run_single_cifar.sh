@@ -5,12 +5,12 @@
 #SBATCH --gpus-per-node=1
 #SBATCH --time=00:30:00
 
-# train_cifar100.py: one GPU. monitor.py records its utilisation.
+# train_cifar100.py: one GPU. monitor_gpus.py records its utilisation.
 #     sbatch run_single_cifar.sh [OPTIONS]
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
 
-"${PYTHON[@]}" monitor.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # until this job ends
+"${PYTHON[@]}" monitor_gpus.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # until this job ends
 exec "${PYTHON[@]}" train_cifar100.py "$@"

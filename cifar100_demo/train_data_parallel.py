@@ -26,7 +26,7 @@ from common.errors import positive, run
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, cifar100
-from report import report_interval, report_iterations, save_profile
+from training_report import report_interval, report_iterations, save_profile
 
 ARCHS = "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"
 

@@ -17,9 +17,16 @@ trap 'mkdir -p logs && touch "$STOP_FILE"' USR1 # the ranks check for it after e
 source common/env.sh
 (source common/launch_nodes.sh) & launch=$!
 trap 'rm -f "$STOP_FILE"; kill $(jobs -p) 2> /dev/null || true' EXIT
-wait $launch && exit || status=$?   # SIGUSR1 interrupts wait, not the ranks
-[[ -f $STOP_FILE ]] || exit $status # else give the epoch GRACE_SECONDS to end
-timeout "${GRACE_SECONDS:-90}" tail --pid=$launch -f /dev/null && wait $launch && exit
-((${SLURM_RESTART_COUNT:-0} < ${MAX_REQUEUES:-20})) && [[ ${SLURM_JOB_ID:-} ]] &&
+status=0
+wait $launch || status=$? # SIGUSR1 interrupts wait, but not the ranks
+if [[ $status == 0 || ! -f $STOP_FILE ]]; then
+    exit $status # all epochs are done, or the script failed
+fi
+# The ranks have GRACE_SECONDS to end their epoch and save. It may have been the last one.
+if timeout "${GRACE_SECONDS:-90}" tail --pid=$launch -f /dev/null && wait $launch; then
+    exit
+fi
+if [[ ${SLURM_JOB_ID:-} ]] && ((${SLURM_RESTART_COUNT:-0} < ${MAX_REQUEUES:-20})); then
     scontrol requeue "$SLURM_JOB_ID"
+fi
 exit 85

@@ -154,7 +154,7 @@ def train_at_full_size(root, results, name, exercise, one, all_gpus, options):
     make_data(exercise, data, 2)
     options, row = ["--epochs=2", *options.split()], {}
     samples = results / f"utilisation-{name}.csv"
-    monitor = [sys.executable, "monitor.py", samples, str(os.getpid())]
+    monitor = [sys.executable, "monitor_gpus.py", samples, str(os.getpid())]
     sampling = subprocess.Popen(monitor, cwd=REPOSITORY / "cifar100_demo")
     try:
         for part, script in ("one", one), ("all", all_gpus):

@@ -12,9 +12,9 @@ out, script, *options = sys.argv[1:]
 sys.argv = [script, *options]
 sys.path.insert(0, str(Path(script).resolve().parent))
 if os.environ.get("SGD"):  # its steps tell a sum of gradients from their mean
-    optimizers = __import__("model").optimizers
+    optimizers = __import__("keras_model").optimizers
     optimizers.Adam = optimizers.SGD
-Report = __import__("report").Report
+Report = __import__("keras_report").Report
 losses, on_epoch_end = [], Report.on_epoch_end
 
 

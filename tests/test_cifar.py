@@ -98,7 +98,7 @@ def test_ddp_writes_a_trace_for_each_rank_and_prints_all_reduces(exercise, sampl
 
 
 def test_a_report_comes_every_tenth_of_an_epoch_or_sooner():
-    report_interval = load("cifar100_demo", "report").report_interval
+    report_interval = load("cifar100_demo", "training_report").report_interval
     assert [report_interval(steps) for steps in (1, 25, 2005)] == [1, 3, 100]
 
 
@@ -247,9 +247,11 @@ def test_monitor_queries_the_installed_tool(tool, tmp_path):
     file.write_text(script)
     file.chmod(0o755)
     code = (
-        "import monitor, os, sys; sys.argv = ['', 'out.csv', str(os.getpid())]\n"
-        "alive = iter([True]); monitor.is_running = lambda pid: next(alive, False)\n"
-        "monitor.main()"
+        "import monitor_gpus, os, sys\n"
+        "sys.argv = ['', 'out.csv', str(os.getpid())]\n"
+        "alive = iter([True])\n"
+        "monitor_gpus.is_running = lambda pid: next(alive, False)\n"
+        "monitor_gpus.main()"
     )
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(FOLDER)}
     command = [sys.executable, "-c", code]

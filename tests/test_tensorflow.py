@@ -72,7 +72,7 @@ def test_two_devices_and_two_workers_follow_one_device(tmp_path):
 
 def test_the_model_is_causal_and_uses_positions(load):
     args = Namespace(layers=2, width=32, heads=4, length=16, lr=0.001, verbose=False)
-    model = load("model").make_model(args)
+    model = load("keras_model").make_model(args)
     tokens = tf.random.uniform((3, 16), 0, 256, tf.int32, seed=0)
     before = model(tokens).numpy()
     assert before.shape == (3, 16, 256)

@@ -57,7 +57,7 @@ def test_the_models_have_as_many_parameters_as_published():
 
 def test_sent_bytes():
     """Cases that measure_memory.py does not have."""
-    formulas, n, size = load("formulas"), 8, 100
+    formulas, n, size = load("memory_formulas"), 8, 100
     sent = formulas.sent_bytes
     for name in formulas.STRATEGIES:  # one GPU sends nothing
         assert sent(size, name, 1) == 0 == formulas.sent_activations(size, 4, name)
@@ -72,7 +72,7 @@ def test_sent_bytes():
 
 def test_the_paper_has_the_same_formulas():
     """sbh(34 + 5as/h), and sbh(10 + 24/t) with TP, without dropout and 5as/h."""
-    formulas = load("formulas")
+    formulas = load("memory_formulas")
     shape, sbh = formulas.Shape(1, 8192, 64, 64, 4 * 8192, 256, 1, False), 8192
     for t in (1, 8):
         sums = 4 * (4 + 64 / t)  # in 32 bits, which the paper leaves out

@@ -12,11 +12,11 @@ import time
 
 import tensorflow as tf
 from keras.utils import set_random_seed
+from keras_model import make_model
+from keras_report import Report
 
 from common.errors import UserError, run
 from dataset import random_sequences
-from model import make_model
-from report import Report
 
 
 def make_strategy():

@@ -9,11 +9,11 @@ Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
 import argparse
 
 import tensorflow as tf
+from keras_model import make_model
+from keras_report import Report, get_devices
 
 from common.errors import run
 from dataset import random_sequences
-from model import make_model
-from report import Report, get_devices
 
 
 def main():

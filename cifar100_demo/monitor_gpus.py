@@ -1,6 +1,6 @@
 """Monitor of GPU utilisation, memory and power: a CSV file with a sample per second.
 
-    python monitor.py logs/utilisation-JOB.csv PID
+    python monitor_gpus.py logs/utilisation-JOB.csv PID
 
 It stops when the process PID ends; the run scripts pass their own. The columns are
 the time in seconds and those of nvidia-smi, amd-smi or, before ROCm 10, rocm-smi.
