@@ -12,7 +12,7 @@ from functools import partial  # AC: to wrap forward()
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.checkpoint import checkpoint  # AC: recomputes activations
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
@@ -66,7 +66,7 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     for block in model.layers[1:-2]:  # AC: keep only the input of each block
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")

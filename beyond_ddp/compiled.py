@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
@@ -62,7 +62,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
     model.compile()  # COMPILE: at the first batch, by C++ or Triton
     parameters = sum(p.numel() for p in model.parameters())

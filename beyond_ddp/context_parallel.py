@@ -66,7 +66,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, model, enabled=rank == 0)  # CP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # CP: only rank 0 logs
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
     tokens = args.length // world_size  # CP: of each sequence on each GPU

@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 import mixture  # EP: layers of experts
@@ -70,7 +70,7 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     for block in model.layers[1:-2]:  # EP: all but the embedding and the head
         block.mlp = mixture.Mixture(args, world_size).to(device)  # EP: its router
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
     for block in model.layers[1:-2]:  # EP: after DDP, which must not average experts
         block.mlp.experts = mixture.make_experts(args, rank, world_size).to(device)

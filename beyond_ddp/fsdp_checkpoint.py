@@ -48,7 +48,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     parser.add_argument("--resume", metavar="DIR", help="checkpoint")  # DCP: to load
-    # FSDP: gathers parameters in 16 bits; gradients keep 32
+    # FSDP: weights are gathered in 16 bits then, and gradients summed in 32
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -67,15 +67,15 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
     mesh = dist.init_device_mesh(device.type, (world_size,))  # FSDP: all GPUs
-    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: to compute
-    reduce_dtype = output_dtype = torch.float32  # FSDP: for gradients, logits
+    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: computation
+    reduce_dtype = output_dtype = torch.float32  # FSDP: gradients, logits
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
-        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: keeps 1/N per GPU
-    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: to prefetch layers
+        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: splits its weights
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: the rest, and prefetches
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # FSDP: gathers parameters in 16 bits; gradients keep 32
+    # FSDP: weights are gathered in 16 bits then, and gradients summed in 32
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -56,7 +56,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
-    gpus = int(os.environ["LOCAL_WORLD_SIZE"])  # HSDP: of this node
+    gpus = int(os.environ["LOCAL_WORLD_SIZE"])  # HSDP: the GPUs of this node
     shape = world_size // gpus, gpus  # HSDP: nodes, GPUs per node
     dims = "replicate", "shard"  # HSDP: across nodes, within a node
 
@@ -68,16 +68,16 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
-    # HSDP: a row of the mesh is a node; FSDP shards in rows, and copies over columns
+    # HSDP: a row of the mesh is a node: shards in a row, averages over columns
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
-    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: to compute
-    reduce_dtype = output_dtype = torch.float32  # FSDP: for gradients, logits
+    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: computation
+    reduce_dtype = output_dtype = torch.float32  # FSDP: gradients, logits
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
-        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: keeps 1/N per GPU
-    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: to prefetch layers
+        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: splits its weights
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: the rest, and prefetches
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

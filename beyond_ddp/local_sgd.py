@@ -68,7 +68,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     # LSGD: no DDP wrapper; one seed gave all ranks the same weights
     h = args.local_steps
     parameters = sum(p.numel() for p in model.parameters())

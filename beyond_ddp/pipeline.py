@@ -68,7 +68,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # PP: on the CPU, still whole
-    log = RunLog(args, device, model, enabled=rank == 0)  # PP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # PP: only rank 0 logs
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
     model = model.stages(my_stages, num_stages).to(device)  # PP: drops the others

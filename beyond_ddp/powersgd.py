@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: of PyTorch
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
@@ -65,7 +65,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     # HOOK: one bucket, as Gloo sent the factors of several in different orders
     ddp_model = DDP(model, bucket_cap_mb=1000)
     power = hooks.powerSGD_hook  # HOOK: averages two factors of each gradient

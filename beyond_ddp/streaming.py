@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader  # STREAM: no sampler
 
 from common.data import data_dir  # STREAM: the folder of the files
@@ -64,7 +64,7 @@ def main():
     folder = data_dir("sequences")  # STREAM: of files that exist already
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")

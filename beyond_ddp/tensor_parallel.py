@@ -64,7 +64,7 @@ def main():
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose)  # TP: on the CPU, still whole
-    log = RunLog(args, device, model, enabled=rank == 0)  # TP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # TP: only rank 0 logs
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
     mesh = dist.init_device_mesh(device.type, (world_size,))  # TP: all GPUs

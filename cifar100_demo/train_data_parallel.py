@@ -40,7 +40,7 @@ class Classifier(nn.Module):
         self.image_size, self.dtype = image_size, dtype
 
     def forward(self, images):
-        # Resize on the GPU: floats would be 196 times as many bytes to copy.
+        # Resized on the GPU: 224 x 224 floats are 196 times as many bytes to copy.
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
         images = F.interpolate(images, self.image_size, mode="bilinear")
@@ -86,7 +86,7 @@ def main():
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
-    # At 32 pixels the last feature maps are 1 x 1, too small for BatchNorm.
+    # At 32 pixels the last feature maps are 1 x 1: BatchNorm needs a larger batch.
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
@@ -136,7 +136,7 @@ def main():
         epoch_start = time.perf_counter()
         sums = torch.zeros(3, device=device)
         batches = islice(train_loader, args.steps)
-        # To read the sums waits for the GPU: after many steps, not after each.
+        # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, args.steps, interval), "training"):
             start = time.perf_counter()
             part = islice(batches, interval)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch import nn, optim
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.profiler import profile, schedule
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 from torchvision import models
@@ -42,7 +42,7 @@ class Classifier(nn.Module):
         self.image_size, self.dtype = image_size, dtype
 
     def forward(self, images):
-        # Resize on the GPU: floats would be 196 times as many bytes to copy.
+        # Resized on the GPU: 224 x 224 floats are 196 times as many bytes to copy.
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
         images = F.interpolate(images, self.image_size, mode="bilinear")
@@ -92,7 +92,7 @@ def main():
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
-    # At 32 pixels the last feature maps are 1 x 1, too small for BatchNorm.
+    # At 32 pixels the last feature maps are 1 x 1: BatchNorm needs a larger batch.
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
@@ -118,10 +118,10 @@ def main():
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     log.print(f"Autocast dtype: {dtype}")
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
-    ddp_model.broadcast_buffers = False  # DDP: only evaluation needs them
+    ddp_model.broadcast_buffers = False  # DDP: evaluate() sends them, not each step
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
@@ -146,7 +146,7 @@ def main():
         epoch_start = time.perf_counter()
         sums = torch.zeros(3, device=device)
         batches = islice(train_loader, args.steps)
-        # To read the sums waits for the GPU: after many steps, not after each.
+        # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, args.steps, interval), "training"):
             start = time.perf_counter()
             part = islice(batches, interval)

@@ -17,7 +17,7 @@ import torch.distributed as dist  # DDP: communication between processes
 import torchvision
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 from torch.utils.tensorboard import SummaryWriter  # TB: writes event files
 
@@ -116,10 +116,10 @@ def main():
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if device.type == "cpu":  # BN: PyTorch's layer needs a GPU
         model = sync_on_cpu(model)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     writer = NullWriter() if rank else SummaryWriter(log.folder)  # DDP: only rank 0
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
-    ddp_model.broadcast_buffers = False  # DDP: only evaluation needs them
+    ddp_model.broadcast_buffers = False  # DDP: evaluate() sends them, not each step
 
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
@@ -141,7 +141,7 @@ def main():
         state.epoch = epoch
         total, data_time = torch.zeros(4, device=device), 0.0
         batches = iter(loader)
-        # To read the sums waits for the GPU: after many steps, not after each.
+        # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, num_steps, args.log_interval), "training"):
             part = islice(batches, args.log_interval)
             # DDP: the wrapped model

@@ -124,7 +124,7 @@ def main():
         state.epoch = epoch
         total, data_time = torch.zeros(4, device=device), 0.0
         batches = iter(loader)
-        # To read the sums waits for the GPU: after many steps, not after each.
+        # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, num_steps, args.log_interval), "training"):
             part = islice(batches, args.log_interval)
             # AMP: with the scaler for the loss

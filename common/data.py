@@ -29,22 +29,23 @@ class InMemoryDataset(Dataset):
     def __getitem__(self, index):
         return self.images[index], self.labels[index]
 
-    def __getitems__(self, indices):  # a whole batch at once
-        indices = torch.tensor(indices)  # images[indices] takes 9 times as long
+    def __getitems__(self, indices):  # DataLoader calls it for a whole batch
+        indices = torch.tensor(indices)
+        # images[indices] takes 9 times as long.
         return self.images.index_select(0, indices), self.labels[indices]
 
 
 def collate(samples):
-    """Return a batch: a list of samples is stacked; a tuple is a batch already."""
+    """Return a batch: samples in a list are stacked, a tuple is one already."""
     return default_collate(samples) if isinstance(samples, list) else samples
 
 
 def make_loader(dataset, batch_size, device, **options):
     """Return a DataLoader for any data set. options: DataLoader's own.
 
-    A copy from pinned memory does not hold up the CPU, which goes on with the next
-    operations. Workers are seldom worth it: to hand over a batch takes longer than
-    to pick it from memory.
+    From pinned memory, `.to(device, non_blocking=True)` does not hold up the CPU,
+    which goes on with the next operations. Workers are seldom worth it: handing over
+    a batch takes longer than picking it from memory.
     """
     defaults = {"collate_fn": collate, "pin_memory": device.type != "cpu"}
     defaults["persistent_workers"] = options.get("num_workers", 0) > 0
@@ -65,7 +66,8 @@ def load_prepared(name, *splits):
                 f"no {file}: run `python download_data.py` on a login node, or for "
                 "synthetic data `python sample_data.py` and the `export` it prints"
             )
-        file.read_bytes()  # into the page cache: random reads of a network are slow
+        # Into the page cache: on a network file system random reads are slow.
+        file.read_bytes()
         with explain(f"{file} is not prepared data", "run download_data.py again"):
             saved = torch.load(file, mmap=True, weights_only=True)
             images, labels = saved["images"], saved["labels"]
@@ -76,7 +78,7 @@ def load_prepared(name, *splits):
     return sets
 
 
-@functools.cache  # a copy to the device in each step would wait for it
+@functools.cache  # since a copy in each step would wait for the device
 def per_channel(values, device):
     """Return values of each channel, scaled from 0..1 to 0..255: (C, 1, 1)."""
     return torch.tensor(values, device=device).mul(255).view(-1, 1, 1)

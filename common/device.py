@@ -28,19 +28,19 @@ def get_ranks():
 
 
 def get_device(local_rank=None):
-    """Return this node's GPU number local_rank, or the CPU if the node has no GPU.
+    """Make GPU local_rank of this node the current one; return it, or the CPU.
 
     Scripts for one process pass no local_rank. Raises UserError if torchrun started
-    such a script as several, or if there are more processes than GPUs here and they
-    may not share them.
+    several processes of such a script, or if there are more processes than GPUs here
+    and they may not share them.
     """
     if local_rank is None and dist.is_torchelastic_launched():
         world_size = os.environ["WORLD_SIZE"]
         if world_size != "1":
             raise UserError(
                 f"{world_size} processes of a script for one: run "
-                f"`python {shlex.join(sys.argv)}`. A script for several calls "
-                "get_device(local_rank)"
+                f"`python {shlex.join(sys.argv)}`. (A DDP script calls "
+                "get_device(local_rank).)"
             )
     gpus = torch.accelerator.device_count()
     if gpus == 0:
@@ -56,7 +56,7 @@ def get_device(local_rank=None):
 def check_sharing(processes, gpus):
     """Raise UserError unless NCCL lets this node's processes share its GPUs.
 
-    From 2.30 on it does, with this variable:
+    NCCL 2.30 and later do, if NCCL_MULTI_RANK_GPU_ENABLE=1:
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":

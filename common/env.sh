@@ -1,6 +1,7 @@
-# Puts a Python with PyTorch on your PATH. Every run script sources this; so do you on a login
-# node. common/sites/NAME.sh says which Python; NAME is $SITE, else the Slurm cluster's name,
-# else venv. FRAMEWORK=tensorflow selects a Python with TensorFlow.
+# Sets PYTHON to a Python with PyTorch, and what runs need in their environment. Every run
+# script sources this; in your terminal it also defines `python` and, without Slurm, `sbatch`.
+# common/sites/NAME.sh says which Python; NAME is $SITE, else the Slurm cluster's name, else
+# venv. FRAMEWORK=tensorflow selects a Python with TensorFlow.
 common=$(CDPATH= cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # Slurm tells a job its cluster's name; on a login node it is in Slurm's configuration.
 name='s/^ *ClusterName *= *\([^ #]*\).*/\1/Ip'
@@ -18,7 +19,8 @@ if [[ $0 == *.sh && ${1:-} == *.py && ! -f $1 ]]; then
     return 2
 fi
 
-has_driver() { # and no variable hides the GPUs; asking PyTorch would take seconds
+# Whether there is a driver, and no variable hides the GPUs. Asking PyTorch would take seconds.
+has_driver() {
     local named=${ROCR_VISIBLE_DEVICES-${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-all}}}
     [[ ! $named =~ ^(-1)?$ && $(compgen -G '/dev/*') =~ /dev/(nvidia[0-9]|kfd|dxg) ]]
 }
@@ -32,7 +34,7 @@ if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
         "$(dirname "$common"), or see $common/sites/$site.sh" >&2
     return 2
 fi
-if [[ $- == *i* ]]; then # only for interactive use: a script needs python's own PID in $!
+if [[ $- == *i* ]]; then # in a terminal only: with a function, $! is not python's PID
     python() { command "${PYTHON[@]}" "$@"; }
     type -P sbatch > /dev/null || source "$common/sbatch.sh"
 fi
@@ -41,10 +43,10 @@ export PYTHONUNBUFFERED=1 # output appears in the job's file at once
 # PyTorch's C++ prints only errors: its warnings about sockets and profilers would fill a
 # class's screens. If a job hangs, see them: export TORCH_CPP_LOG_LEVEL=INFO.
 export KINETO_LOG_LEVEL=6 TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
-# One thread per process: a GPU needs no more, and without GPUs each core stands in for one.
+# One thread per process: a GPU's needs no more, and without GPUs each core stands in for one.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-if ! has_driver; then # keep freed memory for the next step: reallocating costs tinyvgg 20 %
+if ! has_driver; then # keep freed memory for the next step: else exercise 8 is 20 % slower
     export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 fi
 
@@ -70,7 +72,7 @@ set_gpus() {
                 "options of the README" >&2
             ((here == 0)) || echo "To use GPUs, put NCCL_MULTI_RANK_GPU_ENABLE=1 in front:" \
                 "processes then share them (docs/ONE_GPU.md); or GPUS=$here NODES=1" >&2
-            export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all
+            export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's reads '' as all GPUs
         fi
     fi
 }
@@ -81,5 +83,5 @@ pick_gpus() {
     [[ ! ${SLURM_JOB_ID:-} && ${NCCL_MULTI_RANK_GPU_ENABLE:-0} != 1 ]] || return 0
     local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-$(seq -s, 0 63)}}
     export CUDA_VISIBLE_DEVICES=$(cut --delimiter=, --fields="$1" <<< "$all")
-    export HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES # AMD's goes by this one, if it is set
+    export HIP_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES # PyTorch for AMD prefers this one
 }

@@ -18,8 +18,8 @@ class UserError(Exception):
 def explain(problem, fix):
     """Turn each error of this block into a UserError: problem, its reason, and fix.
 
-    For files and servers, which can be wrong in more ways than one can name. What
-    run() says in one line is raised as it is.
+    For files and servers, which fail in too many ways to list. A UserError and the
+    file errors that run() prints in one line pass unchanged.
     """
     try:
         yield
@@ -41,8 +41,8 @@ def positive(text):
 def is_file_error(error):
     """Return whether a file cannot be used, or a disk is full.
 
-    A socket's or process's error names no file, and a server's has no number. A
-    missing file is often a bug.
+    False for the errors of sockets, processes and servers, and for a missing file,
+    which is often a bug.
     """
     if isinstance(error, RuntimeError) and "unexpected pos" in str(error):
         return True  # torch.save() on a full disk
@@ -72,5 +72,5 @@ def run(main):
     except KeyboardInterrupt:
         print("Stopped", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)
-    finally:  # Gloo's threads free their tensors, or they abort Python's exit:
+    finally:  # time for Gloo's threads to free their tensors; else they may abort:
         time.sleep(0.1)  # https://github.com/pytorch/pytorch/pull/179291

@@ -1,9 +1,9 @@
 # Sourced by run scripts for several nodes: runs "$@" on each node, and waits.
 NODES=${SLURM_NNODES:-${NODES:-2}}
 set_gpus 1 "$NODES" # without Slurm one process per node, unless GPUS is set
-# A port and an id that no other run has. From 32768 on, the system assigns ports itself.
+# A port and an id that hardly another run has. From 32768 on, the system assigns ports itself.
 port=$((10000 + RANDOM % 20000))
-# Nodes wait ten minutes for each other. The first one may be late as well: read_timeout.
+# Nodes wait ten minutes for each other; read_timeout is how long they wait for the first one.
 launch=("${PYTHON[@]}" -m common.torchrun --nnodes="$NODES" --nproc-per-node="$GPUS"
     --rdzv-backend=c10d --rdzv-id="${SLURM_JOB_ID:-0}-$port" --rdzv-conf=read_timeout=600)
 if [[ ${SLURM_JOB_ID:-} && ! ${SLURM_JOB_NODELIST:-} ]]; then
@@ -13,8 +13,8 @@ if [[ ${SLURM_JOB_ID:-} && ! ${SLURM_JOB_NODELIST:-} ]]; then
 elif [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
     host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     echo "Nodes: $SLURM_JOB_NODELIST, which meet at $host:$port"
-    # sbatch within a job, for example in JupyterHub's terminal, keeps the outer job's; srun
-    # refuses two of them, and a step gets the job's memory anyway.
+    # sbatch within a job, for example in JupyterHub's terminal, adds its own to the outer job's.
+    # srun refuses more than one of these, and a step gets the job's memory anyway.
     unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
     cpus=${SLURM_CPUS_PER_TASK:-$((GPUS * ${SLURM_CPUS_PER_GPU:-1}))} # not srun's default, 1
     exec srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 \
@@ -22,7 +22,7 @@ elif [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
         "${launch[@]}" --rdzv-endpoint="$host:$port" "$@"
 fi
 launch+=(--rdzv-endpoint="127.0.0.1:$port" --local-addr=127.0.0.1 "$@")
-set -m # own process groups: Ctrl-C reaches only this script, and the trap ends the nodes
+set -m # own process groups: Ctrl-C reaches only this script, and the trap ends all
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
 for ((node = 0; node < NODES; node++)); do
     (pick_gpus "$((node * GPUS + 1))-$(((node + 1) * GPUS))" && exec "${launch[@]}") &

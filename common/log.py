@@ -46,7 +46,7 @@ class RunLog:
         self.folder = Path("logs", run_name(self.gpus, self.job))
         self.writer = NullWriter()
         self.unit, self.epochs = "images", []
-        if enabled:  # now, not after an epoch, if it cannot be made
+        if enabled:  # a folder that cannot be made fails now, not after an epoch
             os.makedirs("logs", exist_ok=True)
         self.print_header(args.batch_size)
 
@@ -68,11 +68,11 @@ class RunLog:
         """Print a line, above the progress bar."""
         if self.enabled:
             with tqdm.external_write_mode():
-                print(line, flush=True)  # nothing, where stdout is closed
+                print(line, flush=True)
 
     def progress(self, batches, desc):
         """Return an iterable over these batches; a terminal shows a bar."""
-        hide = None if self.enabled else True  # None: where there is no terminal
+        hide = None if self.enabled else True  # None: a bar only on a terminal
         return tqdm(batches, desc, leave=False, disable=hide)
 
     def epoch(self, epoch, count, seconds, unit="images", **parts):
@@ -80,8 +80,8 @@ class RunLog:
 
         epoch: counted from 1; count: of the whole job's images, or what unit says;
         seconds: without the validation; parts: for example
-        train={"loss": 0.1, "accuracy": 98.7}. A script that gives none writes its
-        own scalars.
+        train={"loss": 0.1, "accuracy": 98.7}. Without parts nothing is written for
+        TensorBoard.
         """
         self.epochs.append((count, seconds, time.time()))
         self.unit = unit
@@ -107,7 +107,7 @@ class RunLog:
         """Add this run's figures, and other fields, to logs/results.jsonl."""
         self.writer.close()
         counts, seconds, ends = zip(*self.epochs, strict=True)
-        # The first epoch fills caches, and those after --epochs are fine-tuning.
+        # Leave out the first epoch, which warms up, and those of fine-tuning.
         seconds = seconds[1 : self.args.epochs] or seconds[:1]
         result = {
             "script": sys.argv[0],
@@ -129,7 +129,7 @@ class RunLog:
             "accuracy": accuracy,  # in %
             "training_seconds": training_seconds,
             "gradient_bytes": self.gradient_bytes,  # what DDP averages in a step
-            "checkup": "DDP_CHECKUP" in os.environ,  # a watched run is slower
+            "checkup": "DDP_CHECKUP" in os.environ,  # it slows a run down
         }
         if self.enabled:
             with open(RESULTS, "a") as file:
@@ -138,7 +138,7 @@ class RunLog:
 
 
 def run_name(gpus, job):
-    """Return a name for this run, which begins with what one compares."""
+    """Return a name for this run: gpus, script, job, time and process."""
     script, start = Path(sys.argv[0]).stem, time.strftime("%m%d-%H%M%S")
     return f"{gpus}gpus-{script}-{job or 'local'}-{start}-{os.getpid()}"
 

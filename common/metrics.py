@@ -1,4 +1,4 @@
-"""Loss and accuracy, summed on the device: `.item()` in each step waits for it."""
+"""Loss and accuracy, summed on the device: `.item()` would wait in each step."""
 
 import math
 
@@ -22,8 +22,8 @@ def to_metrics(sums, *names, check_finite=False):
     """Return {"loss": mean, "accuracy": %} from sums; this waits for the device.
 
     names: of the accuracies, if there are several. check_finite: raise UserError if
-    the loss is inf or NaN, as in training. A validation loss may overflow early in
-    fp16.
+    the loss is inf or NaN. It is for training: a validation loss may overflow early
+    in fp16.
     """
     loss_sum, *correct, count = sums.tolist()
     loss = loss_sum / count

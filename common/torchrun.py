@@ -1,4 +1,4 @@
-"""PyTorch's torchrun without its report: a rank that fails has said why.
+"""PyTorch's torchrun without its error report, since the failed rank has said why.
 
     python -m common.torchrun --standalone --nproc-per-node=2 SCRIPT.py [OPTIONS]
 
@@ -48,7 +48,7 @@ if __name__ == "__main__":
         if status < 0:  # a signal ended it, so it said nothing
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             status = 128 - status  # as a shell does
-        os._exit(status)  # at once: srun's signal to all nodes would change it
+        os._exit(status)  # at once: srun ends all nodes, and its signal has a status
     except SignalException as error:  # Ctrl-C, or the terminal was closed
         name = signal.Signals(error.sigval).name
         print(f"Stopped: {error} ({name})", file=sys.stderr)

@@ -16,7 +16,7 @@ import time
 import torch
 import torch.distributed as dist  # DDP: communication between processes
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from backbones import BACKBONES, WEIGHT_SETS, load_features
@@ -83,7 +83,8 @@ def evaluate(model, batches, device):
 def fit(model, loaders, optimizer, epochs, device, log):
     """Train and validate for these epochs; return the elapsed seconds."""
     train_loader, val_loader = loaders
-    ddp_model = DDP(model)  # DDP: averages gradients in backward()
+    # DDP: averages gradients in backward(), but never of layers that are frozen now
+    ddp_model = DDP(model)
     start = time.perf_counter()
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
@@ -130,7 +131,7 @@ def main():
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
     model.features.requires_grad_(False)  # the pretrained features stay frozen
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     log.print(f"Images found to train on: {len(train_set)}")
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")

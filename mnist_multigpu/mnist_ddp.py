@@ -16,7 +16,7 @@ import torch.distributed as dist  # DDP: communication between processes
 from line_profiler import profile
 from torch import nn, optim
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.optim import lr_scheduler
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
@@ -74,13 +74,13 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         # Forward: each digit's log-probabilities, and how wrong they are.
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
-        # Backward: how each weight changes the loss. The optimizer lowers it by a
-        # small step of all weights; gradients would add up if they were not cleared.
+        # Backward: how each weight changes the loss. Then the optimizer moves all
+        # weights by a small step that lowers it. Uncleared gradients would add up.
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if step % args.log_interval == 0 or step == num_steps:
-            loss = loss.detach()  # DDP: only a number, no longer to derive
+            loss = loss.detach()  # DDP: the number without its graph, to be summed
             dist.all_reduce(loss)  # DDP: the sum over all ranks
             loss = loss / dist.get_world_size()  # DDP: their mean
             seen = min(step * log.batch, images)
@@ -147,7 +147,7 @@ def main():
 
     train_set, test_set = mnist()
     model = Net().to(device, memory_format=torch.channels_last)
-    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 prints
+    log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: averages gradients in backward()
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")

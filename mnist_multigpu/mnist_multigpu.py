@@ -72,8 +72,8 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         # Forward: each digit's log-probabilities, and how wrong they are.
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)
-        # Backward: how each weight changes the loss. The optimizer lowers it by a
-        # small step of all weights; gradients would add up if they were not cleared.
+        # Backward: how each weight changes the loss. Then the optimizer moves all
+        # weights by a small step that lowers it. Uncleared gradients would add up.
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

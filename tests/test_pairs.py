@@ -19,7 +19,7 @@ NO_COUNTERPART = {
     # Local SGD and FSDP wrap nothing in DDP
     "ddp_model = DDP(model)  # DDP: averages gradients in backward()",
     "from torch.nn.parallel import DistributedDataParallel as DDP"
-    "  # DDP: the wrapper",
+    "  # DDP: wraps a model",
 }
 # The DDP lines of all pairs are one block: each of these statements has one comment,
 # on its line or above it.
