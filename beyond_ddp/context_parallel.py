@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist  # CP: communication between processes
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP  # CP: the wrapper
+from torch.nn.parallel import DistributedDataParallel as DDP  # CP: wraps a model
 from torch.utils.data import RandomSampler
 
 from common.data import make_loader
@@ -24,11 +24,11 @@ from model import Transformer
 from ring_attention import ring_attention  # CP: attention over all parts
 
 
-def train(model, batches, optimizer, device, part):  # CP: its part of sequences
+def train(model, batches, optimizer, device, part):  # CP: each rank trains on a part
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for tokens, targets in batches:
-        tokens = tokens.to(device, non_blocking=True)[:, part]  # CP: its part
+        tokens = tokens.to(device, non_blocking=True)[:, part]  # CP: this rank's
         targets = targets.to(device, non_blocking=True)[:, part].flatten()
         logits = model(tokens).flatten(0, 1)
         loss = cross_entropy(logits, targets)
@@ -36,7 +36,7 @@ def train(model, batches, optimizer, device, part):  # CP: its part of sequences
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    dist.all_reduce(sums)  # CP: over all parts
+    dist.all_reduce(sums)  # CP: the sum over all parts
     return to_metrics(sums, check_finite=True)
 
 
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # CP: torchrun numbers the processes
-    if args.length % world_size:  # CP: parts of equal length
+    if args.length % world_size:  # CP: all parts are equally long
         line = f"{args.length} tokens cannot be split over {world_size} GPUs"
         raise UserError(f"{line}; use --length {world_size * 64}")
 
@@ -69,14 +69,14 @@ def main():
     log = RunLog(args, device, model, enabled=rank == 0)  # CP: only rank 0 logs
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    tokens = args.length // world_size  # CP: of each sequence on each GPU
+    tokens = args.length // world_size  # CP: each GPU's, of each sequence
     model.layers[0].first = rank * tokens  # CP: position of its first token
     for block in model.layers[1:-2]:  # CP: all but the embedding and the head
-        block.attention = ring_attention  # CP: keys and values go round
+        block.attention = ring_attention  # CP: sees the keys and values of all ranks
     ddp_model = DDP(model)  # CP: averages gradients in backward()
-    part = slice(rank * tokens, (rank + 1) * tokens)  # CP: its tokens
+    part = slice(rank * tokens, (rank + 1) * tokens)  # CP: the tokens of this rank
 
-    sampler = RandomSampler(train_set)
+    sampler = RandomSampler(train_set)  # CP: by one seed, so one order for all ranks
     batch_size = args.batch_size * world_size  # CP: all GPUs share one batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)

@@ -75,7 +75,7 @@ def main():
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
         fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: splits its weights
-    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: the rest, and prefetches
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: the root prefetches them
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

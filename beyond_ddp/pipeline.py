@@ -21,7 +21,7 @@ from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
 from model import Transformer
-from schedule import SCHEDULES, assign_stages, make_schedule  # PP: who does what
+from schedule import SCHEDULES, assign_stages, make_schedule  # PP: who computes what
 
 
 def train(model, batches, optimizer, device):
@@ -37,7 +37,7 @@ def train(model, batches, optimizer, device):
         # PP: loss.backward() is not needed, as the schedule has called it
         optimizer.step()
         optimizer.zero_grad()
-    dist.all_reduce(sums)  # PP: zeros but from the last stage
+    dist.all_reduce(sums)  # PP: only the last rank has sums; others add zeros
     return to_metrics(sums, check_finite=True)
 
 
@@ -47,9 +47,9 @@ def main():
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # PP: the schedule and m decide how long GPUs wait, and how much they hold
+    # PP: these two decide how long GPUs wait, and how much they hold
     parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
-    parser.add_argument("--micro-batches", type=int, default=4, help="per batch")
+    parser.add_argument("--micro-batches", type=int, default=4, help="per step")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
     parser.add_argument("--heads", type=int, default=12, help="attention heads")
@@ -62,7 +62,7 @@ def main():
     device = get_device(local_rank)  # PP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
     dist.init_process_group()  # PP: NCCL or RCCL on GPUs, Gloo on CPUs
-    my_stages, num_stages = assign_stages(args, rank, world_size)  # PP: indices
+    my_stages, num_stages = assign_stages(args, rank, world_size)  # PP: numbers
     torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
@@ -71,14 +71,14 @@ def main():
     log = RunLog(args, device, model, enabled=rank == 0)  # PP: only rank 0 logs
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    model = model.stages(my_stages, num_stages).to(device)  # PP: drops the others
+    model = model.stages(my_stages, num_stages).to(device)  # PP: keeps its own
     stages = [
         PipelineStage(module, i, num_stages, device)
         for i, module in zip(my_stages, model, strict=True)
     ]
     schedule = make_schedule(stages, cross_entropy, args)  # PP: orders the passes
 
-    sampler = RandomSampler(train_set)
+    sampler = RandomSampler(train_set)  # PP: by one seed, so one order for all ranks
     batch_size = args.batch_size * world_size  # PP: all GPUs share one batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)

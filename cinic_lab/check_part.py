@@ -102,11 +102,12 @@ def check_amp(gpus):
     steps = "scale", "backward", "step", "update"
     names = [name for name, _, _ in calls if name in steps]
     for part, seen in layers.items():
-        passed = all(under for _, under in seen)
+        passed = bool(seen) and all(under for _, under in seen)
         if gpus:  # on a CPU, autocast may be entered but disabled
             passed = passed and all(dtype.itemsize == 2 for dtype, _ in seen)
         yield passed, f"{part} in 16 bits", "run the model in a torch.autocast block"
     losses = [call for call in calls if call[0] == "backward"]
+    yield losses, "a backward pass", "call backward() on the loss"
     full = all(loss.dtype == torch.float32 for _, loss, _ in losses)
     yield full, "the loss in 32 bits", "convert the scores with .float()"
     outside = not any(under for _, _, under in losses)
@@ -180,7 +181,8 @@ def main():
     gpus = torch.accelerator.device_count()
     if not script.is_file():
         raise UserError(f"no {args.script}: copy the script that README.md names")
-    size = BATCH * STEPS * max(1, gpus)
+    gpus_used = max(1, gpus) if args.part == "dp" else 1
+    size = BATCH * STEPS * gpus_used
     sets = dataset.cinic()
     few = [range(0, len(part), max(1, len(part) // size))[:size] for part in sets]
     dataset.cinic = lambda: [*map(Subset, sets, few)]

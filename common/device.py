@@ -22,7 +22,7 @@ def get_ranks():
         launch = f"torchrun --standalone --nproc-per-node=2 {shlex.join(sys.argv)}"
         raise UserError(
             f"this needs one process per GPU: run `{launch}`, or the run script "
-            "that its first lines name"
+            "that the script's first lines name"
         )
     return tuple(int(os.environ[name]) for name in names[:3])
 
@@ -38,9 +38,9 @@ def get_device(local_rank=None):
         world_size = os.environ["WORLD_SIZE"]
         if world_size != "1":
             raise UserError(
-                f"{world_size} processes of a script for one: run "
-                f"`python {shlex.join(sys.argv)}`. (A DDP script calls "
-                "get_device(local_rank).)"
+                "this script uses one process, but torchrun started "
+                f"{world_size}: run `python {shlex.join(sys.argv)}`. (A DDP script "
+                "calls get_device(local_rank).)"
             )
     gpus = torch.accelerator.device_count()
     if gpus == 0:

@@ -14,7 +14,7 @@ from common.errors import UserError, explain
 from common.prepare import prepare
 from common.synthetic import MARK
 
-TIMEOUT = 60  # seconds in which a server sends nothing
+TIMEOUT = 60  # seconds to wait for the next byte
 
 
 def download_options(doc):
@@ -56,7 +56,7 @@ def download_images(doc, name, raw, url, unpack, splits, size, md5=None):
 
     They come from --from DIR with SPLIT/CLASS/, or from DATADIR/name/raw, where
     unpack(archive, folder) unpacks the archive at url. Raises UserError if it cannot
-    be downloaded, or is another one than expected; then nothing of it is kept.
+    be downloaded, or fails its checksum. Nothing of it is kept then.
     """
     parser = download_options(doc)
     parser.add_argument("--url", default=url, help="address of the archive")

@@ -34,7 +34,7 @@ if ! "${PYTHON[@]}" -c "$find" 2> /dev/null; then
         "$(dirname "$common"), or see $common/sites/$site.sh" >&2
     return 2
 fi
-if [[ $- == *i* ]]; then # in a terminal only: with a function, $! is not python's PID
+if [[ $- == *i* ]]; then # not in scripts, where `python &` would have the function's PID
     python() { command "${PYTHON[@]}" "$@"; }
     type -P sbatch > /dev/null || source "$common/sbatch.sh"
 fi

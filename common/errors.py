@@ -24,7 +24,7 @@ def explain(problem, fix):
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or is_file_error(error):
+        if isinstance(error, (UserError, MemoryError)) or is_file_error(error):
             raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 100)
         raise UserError(f"{problem} ({reason}): {fix}") from None
@@ -58,7 +58,8 @@ def run(main):
     without a traceback, and all of torchrun's ranks at once: one that waits for
     another in C++ would not see a KeyboardInterrupt.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # TensorFlow's scripts have no torch
+    # Without dist.is_torchelastic_launched(): TensorFlow's scripts have no PyTorch.
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         main()
@@ -72,5 +73,7 @@ def run(main):
     except KeyboardInterrupt:
         print("Stopped", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)
-    finally:  # time for Gloo's threads to free their tensors; else they may abort:
-        time.sleep(0.1)  # https://github.com/pytorch/pytorch/pull/179291
+    finally:
+        # Gloo's threads may abort if Python ends before they free their tensors:
+        # https://github.com/pytorch/pytorch/pull/179291
+        time.sleep(0.1)

@@ -1,7 +1,7 @@
 # Sourced by run scripts for several nodes: runs "$@" on each node, and waits.
 NODES=${SLURM_NNODES:-${NODES:-2}}
 set_gpus 1 "$NODES" # without Slurm one process per node, unless GPUS is set
-# A port and an id that hardly another run has. From 32768 on, the system assigns ports itself.
+# A random port and id, to avoid those of other runs. From 32768 on, the system assigns ports itself.
 port=$((10000 + RANDOM % 20000))
 # Nodes wait ten minutes for each other; read_timeout is how long they wait for the first one.
 launch=("${PYTHON[@]}" -m common.torchrun --nnodes="$NODES" --nproc-per-node="$GPUS"
@@ -13,7 +13,7 @@ if [[ ${SLURM_JOB_ID:-} && ! ${SLURM_JOB_NODELIST:-} ]]; then
 elif [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
     host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     echo "Nodes: $SLURM_JOB_NODELIST, which meet at $host:$port"
-    # sbatch within a job, for example in JupyterHub's terminal, adds its own to the outer job's.
+    # sbatch within a job, as in JupyterHub's terminal, adds its own to those of the outer job.
     # srun refuses more than one of these, and a step gets the job's memory anyway.
     unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
     cpus=${SLURM_CPUS_PER_TASK:-$((GPUS * ${SLURM_CPUS_PER_GPU:-1}))} # not srun's default, 1

@@ -1,4 +1,4 @@
-"""Loss and accuracy, summed on the device: `.item()` would wait in each step."""
+"""Loss and accuracy, summed on the device: `.item()` makes the CPU wait for it."""
 
 import math
 

@@ -33,7 +33,7 @@ def save_split(folder, split, images, labels):
 
 
 def prepare(source, target, splits, size):
-    """Save target/SPLIT.pt from the images in source/SPLIT/CLASS/, on all CPU cores.
+    """Save target/SPLIT.pt from the images in source/SPLIT/CLASS/, on several cores.
 
     They are resized to size x size pixels, and sorted by class, then by name. Labels
     are 0, 1, ... in the order of the classes' names. A split must fit into memory
@@ -43,7 +43,9 @@ def prepare(source, target, splits, size):
     read = partial(read_photo, size=size)
     for split in splits:
         photos = ImageFolder(source / split, loader=read)
-        workers = len(os.sched_getaffinity(0))
+        workers = min(
+            16, len(os.sched_getaffinity(0))
+        )  # others use a login node too
         loader = DataLoader(photos, batch_size=64, num_workers=workers)
         batches = tqdm(loader, split, leave=False, disable=None)
         images, labels = zip(*batches, strict=True)

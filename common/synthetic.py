@@ -10,7 +10,7 @@ from PIL import Image
 from common.data import REPOSITORY
 
 SYNTHETIC_DIR = REPOSITORY / "data" / "sample"
-MARK = "synthetic"  # an empty file beside synthetic data, which are no real data
+MARK = "synthetic"  # an empty file that marks a folder of synthetic data
 
 
 def background(rng, width, height):

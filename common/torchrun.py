@@ -48,7 +48,7 @@ if __name__ == "__main__":
         if status < 0:  # a signal ended it, so it said nothing
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             status = 128 - status  # as a shell does
-        os._exit(status)  # at once: srun ends all nodes, and its signal has a status
+        os._exit(status)  # before srun's SIGTERM to all nodes changes it
     except SignalException as error:  # Ctrl-C, or the terminal was closed
         name = signal.Signals(error.sigval).name
         print(f"Stopped: {error} ({name})", file=sys.stderr)

@@ -106,7 +106,10 @@ def test_the_other_launcher(exercise, sample):
     launch = "torchrun --standalone --nproc-per-node=2"
     fails(done, f"run `{launch} {NAME}_multigpu.py --backbone tinyvgg", "run script")
     done = run(["bash", "run-2gpus.sh", f"{NAME}.py", *QUICK], exercise, sample)
-    fails(done, f"2 processes of a script for one: run `python {NAME}.py --backbone")
+    fails(
+        done,
+        f"one process, but torchrun started 2: run `python {NAME}.py --backbone",
+    )
 
 
 def test_more_processes_than_gpus(exercise, sample):
