@@ -36,6 +36,7 @@ SMALL = {
     "beyond_ddp": INTRO,
 }
 CNN = "exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab"
+BATCHNORM = "cifar100_demo", "cinic_lab"
 MIXED_PRECISION = {"cifar100_demo": ["--amp"], "cinic_lab": []}  # options for it
 SCALE = {"cinic_lab": 0.4}  # of the synthetic data; of the others, SMALL_SCALE
 SMALL_SCALE = 0.2
@@ -93,8 +94,11 @@ def ranks_of(script):
 
 def run_recorded(folder, script, options, cnn=False, **env):
     """Run a training script; return its printed losses, speed, and records."""
-    how = {"ranks": ranks_of(script), "patch": partial(record, draw_on_cpu=cnn)}
-    with Job(folder, script, *options, **how, **env) as job:
+    freeze = cnn and script.startswith(BATCHNORM)
+    patch = partial(record, draw_on_cpu=cnn, freeze=freeze)
+    with Job(
+        folder, script, *options, ranks=ranks_of(script), patch=patch, **env
+    ) as job:
         output, records = job.wait(), job.records()
     speeds = re.findall(r"Epoch.* ([\d.]+) \w+/s", output)
     row = {"printed": find_losses(output)}
@@ -190,7 +194,7 @@ def kill_and_resume(root):
     script, name = "cinic_lab/cinic.py", "checkpoint.pth.tar"
     # Enough epochs that the kill comes before the end, however fast the GPU is.
     options = [*SMALL["cinic_lab"].split(), "--epochs=4"]
-    patch = partial(record, draw_on_cpu=True)
+    patch = partial(record, draw_on_cpu=True, freeze=True)
     job = {"patch": patch, "NVIDIA_TF32_OVERRIDE": "0"}
     with Job(root / "resume-whole", script, *options, **job) as whole:
         whole.wait()

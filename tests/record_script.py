@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WARNING = "called a synchronizing CUDA operation"
-STEPS = 3  # that change the weights, of each optimizer
+STEPS = 2  # that change the weights, if they are frozen
 LOSSES = F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits
 # Files of PyTorch that wait in each step, whatever a script does, and who waits.
 PYTORCH_WAITS = {
@@ -148,8 +148,8 @@ def find_waiter():
 class Freezer:
     """Freezes the weights after an optimizer's first steps, by a learning rate of 0.
 
-    Each step of a CNN with BatchNorm multiplies a hundredfold what rounding has
-    changed: after ten steps two devices have nothing to compare.
+    Each step of a CNN with BatchNorm multiplies what rounding has changed, up to a
+    hundredfold: after five steps two devices have nothing to compare.
     """
 
     def __init__(self):
@@ -172,11 +172,11 @@ def hash_weights(optimizer):
     return digest.hexdigest()[:16]
 
 
-def record(module, rank, draw_on_cpu):
+def record(module, rank, draw_on_cpu, freeze=False):
     """Make main() save its waits in RANK.json; for Run(patch=...) of fork_ranks.py.
 
-    draw_on_cpu: also the losses of each batch, on the CPU's random numbers, with
-    weights that change in the first steps alone.
+    draw_on_cpu: also the losses of each batch, on the CPU's random numbers; freeze:
+    change the weights in the first steps only.
     """
     main, losses, waits = module.main, LossRecorder(), WaitCounter()
 
@@ -186,6 +186,7 @@ def record(module, rank, draw_on_cpu):
             if draw_on_cpu:  # not all that PyTorch compiles or shards runs in a mode
                 stack.enter_context(losses)
                 stack.enter_context(DrawOnCPU())
+            if freeze:
                 register_optimizer_step_pre_hook(Freezer())
             main()
         found = waits.read()

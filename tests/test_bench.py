@@ -155,9 +155,9 @@ def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
     assert (torchs["waits"], torchs["lines"]) == (0, {"fp16's GradScaler": 3})
 
 
-def test_the_weights_change_in_three_steps_only():
+def test_the_weights_change_in_two_steps_only():
     weights, freeze = torch.zeros(1, requires_grad=True), Freezer()
-    for steps in 3, 6:  # fine-tuning has an optimizer of its own
+    for steps in 2, 4:  # fine-tuning has an optimizer of its own
         optimizer = torch.optim.SGD([weights], lr=1)
         for _ in range(5):
             weights.grad = torch.ones(1)
@@ -171,7 +171,7 @@ def test_a_gpus_losses_are_compared_with_a_cpus():
     right = {"ranks": [rank, rank]}
     assert gpu_losses.compare(right, right)["far_from_cpu"] == 0
     wrong = {
-        "rank 1, training, loss 2: 2.25, but 2.2": {"training": [2.3, 2.25]},
+        "rank 1, training, loss 2: 2.22, but 2.2": {"training": [2.3, 2.22]},
         "rank 1, training, loss 1: nan": {"training": [math.nan, 2.2]},
         "rank 1, evaluation, loss 1": {"evaluation": [2.4]},
         "weights differ": {"weights": "b"},
