@@ -12,9 +12,12 @@ from gpu_jobs import Failed
 
 FILE = Path(__file__).with_name("losses.json")
 # Of the last loss of a transformer, which draws nothing on the GPU: it was a CPU's
-# within 0.1 % on an H200, with TF32 as well. Of a CNN, of the losses of its first
-# training steps and of the last batches that it evaluates.
-TOLERANCE, BATCHES = 0.005, 3
+# within 0.1 % on an H200, with TF32 as well. And of a CNN's first training losses.
+TOLERANCE = 0.005
+# Of a CNN's last losses of the evaluation: Adadelta, too, multiplies what rounding
+# has changed.
+EVALUATION_TOLERANCE = 0.03
+BATCHES = 3  # whose losses are compared
 # Of the first loss, before rounding has changed a weight.
 SIXTEEN_BITS_TOLERANCE = 0.03
 
@@ -66,11 +69,12 @@ def compare(row, expected):
     if len({rank["weights"] for rank in row["ranks"]}) > 1:
         raise Failed("the ranks' weights differ after the last step")
     distances = []
+    tolerances = {"training": TOLERANCE, "evaluation": EVALUATION_TOLERANCE}
     ranks = zip(row["ranks"], expected["ranks"], strict=True)
     for rank, (found, wanted) in enumerate(ranks):
         for part, losses in shorten(found).items():
             pairs = zip(losses, wanted[part], strict=True)
             for number, pair in enumerate(pairs, start=1):
                 what = f"rank {rank}, {part}, loss {number}"
-                distances.append(check(*pair, TOLERANCE, what))
+                distances.append(check(*pair, tolerances[part], what))
     return {"far_from_cpu": max(distances)}

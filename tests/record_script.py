@@ -26,7 +26,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WARNING = "called a synchronizing CUDA operation"
-STEPS = 2  # that change the weights, if they are frozen
 LOSSES = F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits
 # Files of PyTorch that wait in each step, whatever a script does, and who waits.
 PYTORCH_WAITS = {
@@ -146,21 +145,21 @@ def find_waiter():
 
 
 class Freezer:
-    """Freezes the weights after an optimizer's first steps, by a learning rate of 0.
+    """Freezes the weights after an optimizer's first step, by a learning rate of 0.
 
     Each step of a CNN with BatchNorm multiplies what rounding has changed, up to a
     hundredfold: after five steps two devices have nothing to compare.
     """
 
     def __init__(self):
-        self.steps = Counter()
+        self.seen = set()
 
     def __call__(self, optimizer, *_):
-        """Count a step of an optimizer; for register_optimizer_step_pre_hook()."""
-        self.steps[optimizer] += 1
-        if self.steps[optimizer] > STEPS:
+        """Prepare an optimizer's step; for register_optimizer_step_pre_hook()."""
+        if optimizer in self.seen:
             for group in optimizer.param_groups:
                 group["lr"] = 0.0
+        self.seen.add(optimizer)
 
 
 def hash_weights(optimizer):
@@ -176,7 +175,7 @@ def record(module, rank, draw_on_cpu, freeze=False):
     """Make main() save its waits in RANK.json; for Run(patch=...) of fork_ranks.py.
 
     draw_on_cpu: also the losses of each batch, on the CPU's random numbers; freeze:
-    change the weights in the first steps only.
+    change the weights in the first step only.
     """
     main, losses, waits = module.main, LossRecorder(), WaitCounter()
 

@@ -155,9 +155,9 @@ def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
     assert (torchs["waits"], torchs["lines"]) == (0, {"fp16's GradScaler": 3})
 
 
-def test_the_weights_change_in_two_steps_only():
+def test_the_weights_change_in_one_step_only():
     weights, freeze = torch.zeros(1, requires_grad=True), Freezer()
-    for steps in 2, 4:  # fine-tuning has an optimizer of its own
+    for steps in 1, 2:  # fine-tuning has an optimizer of its own
         optimizer = torch.optim.SGD([weights], lr=1)
         for _ in range(5):
             weights.grad = torch.ones(1)
