@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("losses.json")
 TOLERANCE = 0.005
 # Of a CNN's last losses of the evaluation: Adadelta, too, multiplies what rounding
 # has changed.
-EVALUATION_TOLERANCE = 0.03
+EVALUATION_TOLERANCE = 0.02
 BATCHES = 3  # whose losses are compared
 # Of the first loss, before rounding has changed a weight.
 SIXTEEN_BITS_TOLERANCE = 0.03
