@@ -11,14 +11,15 @@ sbatch() {
             "script, here one of" *.sh >&2
         return 2
     elif [[ ! -f $1 ]]; then
-        echo "Error: no run script '$1' in $PWD" >&2
+        echo "Error: no run script '$1' in $PWD, which has" *.sh >&2
         return 2
     fi
     if [[ -f small.txt ]] && ! has_driver; then
         small=$(< small.txt)
-        if [[ ${SMALL-} && $SMALL != "$small"* && " $* " == *" $SMALL "* ]]; then
-            echo "Error: SMALL is from another folder: run \`source common/env.sh\` here," \
-                "and your command again" >&2
+        # Empty, it was set in the root or in a lesson that needs no small model.
+        if [[ ! ${SMALL-} || ($SMALL != "$small"* && " $* " == *" $SMALL "*) ]]; then
+            echo "Error: SMALL is empty or from another folder: run \`source" \
+                "common/env.sh\` here, and your command again" >&2
             return 2
         elif [[ " $* " != *" $small "* ]] &&
             { [[ ${2:-} != *.py ]] || grep -qs '\$SMALL' "$2"; }; then

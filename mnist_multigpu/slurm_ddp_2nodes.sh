@@ -14,6 +14,7 @@
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
+mkdir -p logs # the profilers write there, whatever happens
 echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}"
 set -- mnist_ddp.py --epochs=5 --batch-size=128 "$@"
 LINE_PROFILE=1 source common/launch_nodes.sh

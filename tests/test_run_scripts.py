@@ -137,16 +137,18 @@ def test_sbatch_in_a_shell_without_slurm(hidden, small, tmp_path):
     show += "".join(f"{typed}; echo ' '$?\n" for typed in TYPED)
     show += "sbatch none.sh; echo $?; sbatch x.py; echo $?"
     show += "; SMALL='--epochs 9'; sbatch job.sh $SMALL; echo $?"
+    show += "; SMALL=; sbatch job.sh $SMALL; echo $?"
     env = {"CUDA_VISIBLE_DEVICES": hidden, "SITE": "own"}
     env["PATH"] = path_without_sbatch(tmp_path / "bin")
     done = source(common, show, "cd ..", ["--norc", "-i"], **env)
     jobs = [f"{shown} 3" for shown in TYPED.values()]
-    last = "2" if small else "<><><--epochs><9>3"
-    assert done.stdout.splitlines() == [small, "function", *jobs, "2", "2", last]
-    assert f"\nError: no run script 'none.sh' in {tmp_path}\n" in done.stderr
+    last = ["2", "2"] if small else ["<><><--epochs><9>3", "<><>3"]
+    assert done.stdout.splitlines() == [small, "function", *jobs, "2", "2", *last]
+    missing = f"\nError: no run script 'none.sh' in {tmp_path}, which has job.sh\n"
+    assert missing in done.stderr
     assert "\nError: no run script (*.sh) in `sbatch x.py`: type" in done.stderr
-    stale = "\nError: SMALL is from another folder: run `source common/env.sh`"
-    assert (stale in done.stderr) == bool(small)
+    stale = "\nError: SMALL is empty or from another folder: run `source common/env.sh`"
+    assert done.stderr.count(stale) == 2 * bool(small)
 
 
 @pytest.mark.parametrize("slurm", [True, False])
