@@ -147,7 +147,9 @@ def test_sbatch_in_a_shell_without_slurm(hidden, small, tmp_path):
     missing = f"\nError: no run script 'none.sh' in {tmp_path}, which has job.sh\n"
     assert missing in done.stderr
     assert "\nError: no run script (*.sh) in `sbatch x.py`: type" in done.stderr
-    stale = "\nError: SMALL is empty or from another folder: run `source common/env.sh`"
+    stale = (
+        "\nError: SMALL is empty or from another folder: run `source common/env.sh`"
+    )
     assert done.stderr.count(stale) == 2 * bool(small)
 
 
