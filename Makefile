@@ -17,7 +17,7 @@ test: lint # run each script as users do, and compare DDP with one process
 test-all: test test-slow # plus slow tests, TensorFlow and, as root, a real Slurm
 
 test-slow: venv venv-tensorflow venv-frameworks
-	.venv/bin/python -m pytest -m 'cluster or slow' -n $(WORKERS)
+	.venv/bin/python -m pytest -m 'cluster or slow' -n $(WORKERS) --durations=25
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
 lint: venv # check the style
