@@ -102,7 +102,7 @@ def measure(script, options):
 def choose_port(store, script, rank):
     """Let the next init_process_group() meet at a new port of rank 0.
 
-    In torchrun's own store it would find the addresses of the last process group.
+    In the same store it would find the addresses of the last process group.
     """
     if rank == 0:
         with socket.create_server(("", 0)) as server:
@@ -124,8 +124,7 @@ def main():
     rank, _, ranks = get_ranks()
     print_line = print if rank == 0 else lambda line: None  # one table
     node_size = os.environ["LOCAL_WORLD_SIZE"]
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False)  # torchrun's
+    store, _, _ = next(dist.rendezvous("env://"))  # torchrun's, or that of rank 0
     # For ddp.py alone: model.py and dataset.py are found here first.
     sys.path.append(str(REPOSITORY / "dp_ddp_intro"))
     layers, micro_batches = max(4, ranks), max(4, ranks)
