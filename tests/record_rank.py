@@ -86,7 +86,7 @@ def record(module, rank, *, batchnorm=FixedBatchNorm):
 
     optimizers.register_optimizer_step_pre_hook(note_weights)
     optimizers.register_optimizer_step_post_hook(note_weights)
-    get_device, train, main = module.get_device, module.train, module.main
+    get_device, main = module.get_device, module.main
 
     def check_device(local_rank=None):
         assert local_rank is None or local_rank == int(os.environ["LOCAL_RANK"])
@@ -101,12 +101,10 @@ def record(module, rank, *, batchnorm=FixedBatchNorm):
         seen["means"].append(to_metrics(*args, **options))
         return {**seen["means"][-1]}
 
-    def recording_train(*args):
-        result = train(*args)
-        models = [model for model in args if isinstance(model, nn.Module)]
-        for buffer in (buffer for model in models for buffer in model.buffers()):
-            buffer += rank  # as if BatchNorm had seen other images
-        return result
+    def evaluate_after_other_images(model, *args):
+        for buffer in model.buffers():  # of BatchNorm
+            buffer += rank
+        return evaluate(model, *args)
 
     def recording_main():
         main()
@@ -115,5 +113,6 @@ def record(module, rank, *, batchnorm=FixedBatchNorm):
     save, torch.save = torch.save, check_save
     if hasattr(module, "to_metrics"):
         to_metrics, module.to_metrics = module.to_metrics, recording_metrics
-    module.get_device, module.train = check_device, recording_train
-    module.main = recording_main
+    if hasattr(module, "evaluate"):
+        evaluate, module.evaluate = module.evaluate, evaluate_after_other_images
+    module.get_device, module.main = check_device, recording_main
