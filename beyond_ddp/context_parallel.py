@@ -28,7 +28,7 @@ def train(model, batches, optimizer, device, part):  # CP: each rank trains on a
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)
     for tokens, targets in batches:
-        tokens = tokens.to(device, non_blocking=True)[:, part]  # CP: this rank's
+        tokens = tokens.to(device, non_blocking=True)[:, part]  # CP: keeps this part
         targets = targets.to(device, non_blocking=True)[:, part].flatten()
         logits = model(tokens).flatten(0, 1)
         loss = cross_entropy(logits, targets)

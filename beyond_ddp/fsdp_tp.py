@@ -48,7 +48,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     # TP: number of GPUs that share each layer, called t below
     parser.add_argument("--tensor", type=int, default=2, help="TP degree")
-    # FSDP: weights are gathered in 16 bits then, and gradients summed in 32
+    # FSDP: gathers weights and computes in 16 bits, but sums gradients in 32
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -81,8 +81,9 @@ def main():
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
         tp.parallelize_module(block, tensor, plan)  # TP: adds the all-reduces
-    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: computation
-    reduce_dtype = output_dtype = torch.float32  # FSDP: gradients, logits
+    # FSDP: layers compute in param_dtype; gradients and logits have 32 bits
+    param_dtype = torch.bfloat16 if args.bf16 else torch.float32
+    reduce_dtype = output_dtype = torch.float32
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
         fully_shard(layer, mesh=data, mp_policy=policy)  # TP: shards what TP left

@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # FSDP: weights are gathered in 16 bits then, and gradients summed in 32
+    # FSDP: gathers weights and computes in 16 bits, but sums gradients in 32
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -72,8 +72,9 @@ def main():
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
     # HSDP: a row of the mesh is a node: shards in a row, averages over columns
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
-    param_dtype = torch.bfloat16 if args.bf16 else torch.float32  # FSDP: computation
-    reduce_dtype = output_dtype = torch.float32  # FSDP: gradients, logits
+    # FSDP: layers compute in param_dtype; gradients and logits have 32 bits
+    param_dtype = torch.bfloat16 if args.bf16 else torch.float32
+    reduce_dtype = output_dtype = torch.float32
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
         fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: splits its weights

@@ -67,10 +67,10 @@ def record_layer(layer, inputs, output):
 class FakeWandb:
     """Stands in for the module wandb and for a run: sends nothing, and records."""
 
-    config, num_logs, finished = None, 0, False
+    options, num_logs, finished = None, 0, False
 
     def init(self, config=None, **_):
-        self.config = config
+        self.options = config
         return self
 
     def log(self, data, step=None, **_):
@@ -87,9 +87,18 @@ class FakeWandb:
     def __exit__(self, *_):
         self.finished = True
 
+    # The rest of W&B's interface does nothing, such as wandb.config.update(...).
+
     def __getattr__(self, name):
-        """Return a function that does nothing, for the rest of W&B's interface."""
-        return lambda *_, **__: None
+        if name.startswith("__"):  # Python itself looks for these in a module
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_, **__):
+        return self
+
+    def __setitem__(self, *_):
+        pass
 
 
 wandb = FakeWandb()
@@ -153,7 +162,7 @@ def check_tensorboard(gpus):
 
 
 def check_wandb(gpus):
-    yield wandb.config, "the options", "pass config to wandb.init()"
+    yield wandb.options, "the options", "pass config to wandb.init()"
     yield from check_curves()
     yield wandb.finished, "a finished run", "call wandb.finish()"
 
