@@ -3,6 +3,7 @@
     python what_fits.py
     python what_fits.py --model 8b --gpus 8
     python what_fits.py --model 1b --gpus 4 --memory 24 --length 2048
+    python what_fits.py --plot logs/memory.png
 
 Nothing is measured; memory_formulas.py has the formulas and their sources. A step
 processes one sequence per GPU (--batch-size). 8 GPUs that share a sequence, by TP or
@@ -22,10 +23,12 @@ therefore means within 90 % of the memory.
 
 import argparse
 from math import ceil
+from pathlib import Path
 
 import memory_formulas as formulas
 from common.errors import UserError, run
 from memory_formulas import Shape, total_parameters
+from memory_plot import draw_memory
 
 # GPT-2 as in model.py, the others by their config.json: num_hidden_layers,
 # hidden_size, num_attention_heads, num_key_value_heads, intermediate_size,
@@ -175,6 +178,7 @@ def main():
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="TP that splits the norms"
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="plot to write")
     args = parser.parse_args()
     for n in args.gpus:
         if n % min(n, args.gpus_per_node):
@@ -191,6 +195,13 @@ def main():
         print_block_times(names[0][1], args)
     else:
         print_overview(names, args)
+    if args.plot:
+        models = {}
+        for name, shape in names:
+            models[name] = {n: calculate_rows(shape, n, args) for n in args.gpus}
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        draw_memory(models, USABLE * args.memory).savefig(args.plot, dpi=110)
+        print(f"Plot saved to {args.plot}")
 
 
 if __name__ == "__main__":

@@ -111,3 +111,19 @@ def test_the_table_of_the_page_is_that_of_the_script(capsys):
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     shown = [line[4:].rstrip() for line in shown.splitlines()]
     assert [*filter(None, shown)] == [*filter(None, printed)]
+
+
+def test_the_plot_stacks_what_the_table_adds_up(tmp_path, capsys):
+    what_fits, file = load("what_fits"), tmp_path / "new" / "memory.png"
+    call(what_fits, "--model", "8b", "--gpus", 8, 64, "--plot", file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert f"Plot saved to {file}" in capsys.readouterr().out
+    rows = {"DDP": dict.fromkeys(what_fits.PARTS, 20e9), "TP": None}
+    rows["DDP"] |= {"activations": 7e9, "recomputed": 3e9, "sent": 5e9}
+    figure = load("memory_plot").draw_memory({"A": {8: rows}}, 72)
+    (axes,) = figure.axes
+    bars = [bar for bars in axes.containers for bar in bars]
+    assert max(bar.get_x() + bar.get_width() for bar in bars) == pytest.approx(107)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["DDP"]
+    assert [text.get_text() for text in axes.texts] == ["107"]
+    assert {*axes.lines[0].get_xdata()} == {72}
