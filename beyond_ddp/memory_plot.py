@@ -46,8 +46,8 @@ def draw_memory(models, usable):
             draw_bars(axes, rows, usable)
             axes.set_title(f"{name}, {gpus} GPUs", fontsize=11)
     figure.supxlabel(
-        f"GB per GPU, all activations stored\ndashed: the {usable:g} GB that they may "
-        "take; right: the total",
+        "GB per GPU, all activations stored\n"
+        f"dashed: the {usable:g} GB that they may take; right: the total",
         fontsize=11,
     )
     bars = [bar.patches[0] for bar in grid[0][0].containers]

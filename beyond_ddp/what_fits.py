@@ -178,7 +178,7 @@ def main():
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="TP that splits the norms"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="plot to write")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="plot to write")
     args = parser.parse_args()
     for n in args.gpus:
         if n % min(n, args.gpus_per_node):

@@ -154,7 +154,8 @@ def test_the_newest_matching_runs_count(runs_folder):
     (runs_folder / "cinic.jsonl").write_text("".join(lines))
     links = make_links(None, [check(1, 2)])
     found = predict.measured_workload(["cinic.jsonl"], None, links)
-    workload, images, unit, runs = found
+    workload, images, unit, speedups, runs = found
+    assert speedups[-1] == ("25 per GPU", 2, pytest.approx(0.1 / 0.12 * 2))
     assert (workload.fixed_seconds, images, unit) == (0, 20000, "images")
     assert workload.sample_seconds == pytest.approx(0.1 / 25)
     assert predict_step(2, workload, links).seconds == pytest.approx(0.12)
@@ -164,6 +165,22 @@ def test_the_newest_matching_runs_count(runs_folder):
     (runs_folder / "single.jsonl").write_text("".join(lines))
     *_, runs = predict.measured_workload(["single.jsonl"], None, links)
     assert [run["script"] for run in runs] == ["single"]
+
+
+def test_the_plot_has_predicted_and_measured_speed_ups(runs_folder, monkeypatch):
+    drawn, draw = [], predict.draw_predictions
+    keep = lambda tables: drawn.append(draw(tables)) or drawn[0]  # noqa: E731
+    monkeypatch.setattr(predict, "draw_predictions", keep)
+    options = "--check", "here.json", "two.json", "--gpus", 4, "--plot", "new/p.png"
+    call(predict, "results.jsonl", *options)
+    assert (runs_folder / "new/p.png").read_bytes().startswith(b"\x89PNG")
+    weak, strong = drawn[0].axes
+    lines = {line.get_label(): line.get_xydata() for line in weak.lines}
+    assert lines["measured"].tolist() == [[2, pytest.approx(2 * 0.1 / 0.13)]]
+    # The sync overhead is fitted to the run on two.
+    assert lines["predicted"][1] == pytest.approx(lines["measured"][0], rel=0.03)
+    assert lines["predicted"][2][1] < lines["ideal"][2][1] == 4
+    assert "measured" not in [line.get_label() for line in strong.lines]
 
 
 def test_cpu_cores_get_a_warning(runs_folder, capsys):

@@ -32,6 +32,7 @@ from step_model import Step, Workload, best_and_worst, fit, fit_compute, predict
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from compare import comparable_options, compare, is_multi_gpu, name_row, print_table
 from pairs import PAIRS
+from prediction_plot import draw_predictions
 from results import leave_out, read_runs, warn
 
 IMAGENET = 1281167  # images
@@ -136,10 +137,11 @@ def step_seconds(run):
 
 
 def measured_workload(files, images, links):
-    """Return the newest runs' Workload, images per epoch, their unit, and the runs.
+    """Return the newest runs' Workload, images per epoch, unit, speed-ups, and runs.
 
-    images: per epoch, or None to use those of the runs. The runs are compare()'s on
-    the fewest GPUs and, if those are one, on two.
+    images: per epoch, or None to use those of the runs. Speed-ups are all that were
+    measured: [(baseline's batch, GPUs, speed-up)]. The runs are compare()'s on the
+    fewest GPUs and, if those are one, on two.
     """
     runs = leave_out(read_runs(files), "whose ranks share a GPU", shares_gpus)
     groups = compare(runs).values()
@@ -183,7 +185,10 @@ def measured_workload(files, images, links):
     length = base["options"].get("length", 1)  # of a sequence, in tokens
     unit = "sequences" if length > 1 else base["unit"]
     images = images or base["size"] // length
-    return workload, images, unit, [base, on_two] if on_two else [base]
+    speedups = [
+        (r["base_batch"], r["gpus"], r["speedup"]) for r in several if r["base"]
+    ]
+    return workload, images, unit, speedups, [base, on_two] if on_two else [base]
 
 
 def count_flop(name):
@@ -223,6 +228,7 @@ def parse_options():
     parser.add_argument("--loader-rate", type=int, help="images/s of a GPU's loader")
     parser.add_argument("--gpus", type=int, default=1024, help="most GPUs")
     parser.add_argument("--explain", type=int, metavar="GPUS", help="arithmetic")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="plot to write")
     args = parser.parse_args()
     if not args.site and not args.check:
         raise UserError("no network; add --check FILE or --site NAME")
@@ -289,10 +295,10 @@ def main():
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
         print("No links between nodes are known; add a --check of two nodes\n")
         max_gpus = links.gpus_per_node
-    images, unit, runs = args.images or IMAGENET, "images", []
+    images, unit, speedups, runs = args.images or IMAGENET, "images", [], []
     if args.files:
         found = measured_workload(args.files, args.images, links)
-        workload, images, unit, runs = found
+        workload, images, unit, speedups, runs = found
     else:
         workload = make_workload(args, links, site)
     workload.loader_rate = args.loader_rate or inf
@@ -310,15 +316,22 @@ def main():
     if not on_gpus:
         warn("this predicts more CPU cores like those of the runs, not GPUs")
     warn_if_host_bound(args, workload, site)
+    plotted = {}
     for title, shared in tables.items():
         rows = predict_rows(workload, links, images, max_gpus, shared)
         print(title)
         print_rows(rows, unit, watts, on_gpus)
         print(format_verdict(rows, workload, max_gpus), end="\n\n")
+        batch = f"{shared} in total" if shared else f"{workload.batch} per GPU"
+        plotted[title] = rows, [(n, s) for base, n, s in speedups if base == batch]
     if args.explain:
         gpus = min(args.explain, max_gpus)
         print(*explain_step(gpus, workload, links), sep="\n", end="\n\n")
     print_sources(args, runs, links, site, workload, unit)
+    if args.plot:
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        draw_predictions(plotted).savefig(args.plot, dpi=110)
+        print(f"Plot saved to {args.plot}")
 
 
 if __name__ == "__main__":
