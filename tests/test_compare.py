@@ -82,8 +82,11 @@ def test_the_baseline_is_the_best_match():
     """For strong scaling that with the global batch; never DDP on one GPU."""
     strong = result("strong_scaling", 8, 800)
     whole = result(NAME, 1, 160, batch=200)
-    *_, row = rows_of(result(NAME, 1, 100), whole, strong)
+    *_, row = rows = rows_of(result(NAME, 1, 100), whole, strong)
     assert (row["speedup"], row["base_batch"]) == (5, "200 in total")
+    header, *lines = make_table(rows)[0]
+    shown = [line[header.index("baseline")] for line in lines]
+    assert sorted(shown) == ["", "", "200 in total"]
     for script in (f"{NAME}_multigpu", "strong_scaling"):
         assert speedups(result(script, 1, 90)) == [(script, 1, None)]
     cpu = [result("mnist_multigpu", 1, 120, **EPYC)]  # DataParallel on one core
@@ -154,12 +157,12 @@ def test_the_table_has_a_row_per_command():
     options = "workers 1, image_size 40, amp True"
     assert title == f"{NAME}, {options}, H200, 2000 images an epoch"
     (head, *lines), (busy, none) = make_table(rows)
-    names = ["baseline", "runs", "spread", "note", "backbone", "lr", "of_one_script"]
+    names = ["memory", "runs", "spread", "note", "backbone", "lr", "of_one_script"]
     assert list(head[-7:]) == names
     assert busy.startswith("spread 83%, so the machine was busy: repeat")
     assert none.startswith("no speed-up: no run on one GPU")
     lines = [" ".join(" ".join(line).split()) for line in lines]
-    one = "1 1 25 25 80.0 1.00 100% 10.0 s 80.00 % 2.00 GB 25 per GPU 3 83% 1 "
+    one = "1 1 25 25 80.0 1.00 100% 10.0 s 80.00 % 2.00 GB 3 83% 1 "
     assert len(lines) == 5 and lines[0] == f"{NAME} {one}tinyvgg 1"
     two = "2 1 25 50 45.0 10.0 s 2.00 GB 1 0% 2 vgg16 2 x"
     assert lines[-1] == f"{NAME}_multigpu {two}"

@@ -10,6 +10,7 @@ speed-up      images (or tokens) per second relative to the baseline: the fastes
               on one GPU with the same batch, per GPU or in total, and the same
               options, except for --epochs, --lr, --seed, --optimizer and the like
 efficiency    speed-up per GPU
+baseline      its batch, where that is equal in total, and not per GPU
 memory        peak on rank 0: tensors on its GPU, or without a GPU the whole process
 runs          how often the command was run. Its line is the median run: of two runs
               the faster one, of three the one in the middle
@@ -61,14 +62,14 @@ COLUMNS = {
     "training": ("training_seconds", "{:.1f} s"),
     "accuracy": ("accuracy", "{:.2f} %"),
     "memory": ("peak_memory_gb", "{:.2f} GB"),
-    "baseline": ("base_batch", "{}"),
+    "baseline": ("base_in_total", "{}"),
     "runs": ("runs", "{}"),
     "spread": ("spread", "{:.0%}"),
     "owner": ("owner", "{}"),
     "note": ("note", "{}"),
 }
 MAX_SPREAD, MAX_EFFICIENCY = 0.25, 1.05  # more: the machine was busy
-MAX_WIDTH = 160  # of a table, in characters
+MAX_WIDTH, TITLE_WIDTH = 160, 100  # of a table and of its title, in characters
 # Tags of pairs with another training set, or with the same name on both sides
 NOT_COMPARED = "DATA", "FIX"
 # Tags of pairs whose right side is for several GPUs, also where it ran on one
@@ -165,7 +166,8 @@ def find_baseline(row, bases):
 
 def add_speedup(row, bases):
     """Set a row's baseline, speed-up and efficiency, and add notes on them."""
-    row["base"], row["base_batch"] = None, ""
+    row["base"] = None
+    row["base_batch"] = row["base_in_total"] = ""
     row["speedup"] = row["efficiency"] = None
     if row["gpus_shared"]:
         text = f"no speed-up: {name_processors(row)} take turns"
@@ -173,6 +175,8 @@ def add_speedup(row, bases):
         return
     base, row["base_batch"] = find_baseline(row, bases)
     row["base"] = base
+    if row["base_batch"].endswith("in total"):
+        row["base_in_total"] = row["base_batch"]
     if base is None:
         batches = " or ".join(map(str, sorted({row["batch_per_gpu"], row["batch"]})))
         text = f"no run on one GPU of this machine with batch {batches} and the same"
@@ -327,7 +331,7 @@ def main():
         title = "Each owner's speed-ups, relative to the owner's own run on one GPU"
         tables = {title: make_owner_table(runs, owners)} | tables
     for title, (lines, notes) in tables.items():
-        print(f"\n{fill(title, MAX_WIDTH)}")
+        print(f"\n{fill(title, TITLE_WIDTH)}")
         print_table(lines, notes)
     print()
     figure = draw_speedups(groups, describe)
