@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from html import unescape
+from html.parser import HTMLParser
 
 import pytest
 from conftest import REPOSITORY
@@ -28,6 +29,21 @@ def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages") / "pages"
     build.build(folder)
     return folder
+
+
+def test_descriptions_of_scripts_hold_their_quotes(pages):
+    found = {}
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: found.setdefault(tag, []).append(
+        attrs
+    )
+    parser.feed((pages / "common/errors.py.html").read_text())
+    (description,) = [
+        dict(attrs)["content"]
+        for attrs in found["meta"]
+        if ("name", "description") in attrs
+    ]
+    assert description.startswith('common/errors.py. """A user\'s mistake ends')
 
 
 def new_rows(left, right):

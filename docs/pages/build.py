@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from string import Template
 
@@ -132,7 +132,8 @@ def describe(html, title):
     """Return a page's first sentences, for search engines and previews."""
     body = html.partition("</h1>")[2]
     words = re.sub(r"<(summary|button|kbd).*?</\1>|<.*?>", " ", body, flags=re.S)
-    return f"{title}. " + " ".join(words.split())[:150].rpartition(" ")[0]
+    sentences = " ".join(unescape(words).split())[:150].rpartition(" ")[0]
+    return escape(f"{title}. {sentences}")
 
 
 def build(out):
