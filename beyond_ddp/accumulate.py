@@ -25,10 +25,10 @@ from model import Transformer
 
 def train(model, batches, optimizer, device, m):  # ACC: m micro-batches a step
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for i, (tokens, targets) in enumerate(batches, 1):  # ACC: micro-batches
-        last = i % m == 0 or i == len(batches)  # ACC: of a step or epoch
-        model.require_backward_grad_sync = last  # ACC: as with model.no_sync()
+        last = i % m == 0 or i == len(batches)  # ACC: ends a step or the epoch
+        model.require_backward_grad_sync = last  # ACC: False is like no_sync()
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
         logits = model(tokens).flatten(0, 1)
@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # ACC: micro-batches per step; --batch-size is the size of one
+    # ACC: per step; --batch-size and the printed milliseconds are of a micro-batch
     parser.add_argument("--accumulate", type=int, default=4, help="micro-batches")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -69,11 +69,11 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    ddp_model = DDP(model)  # DDP: averages gradients in backward()
+    ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)

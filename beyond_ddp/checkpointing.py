@@ -27,7 +27,7 @@ from model import Transformer
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -67,11 +67,11 @@ def main():
     for block in model.layers[1:-2]:  # AC: keep only the input of each block
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    ddp_model = DDP(model)  # DDP: averages gradients in backward()
+    ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
@@ -80,7 +80,7 @@ def main():
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        # DDP: the wrapped model
+        # DDP: train with the wrapper, which averages gradients
         train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}

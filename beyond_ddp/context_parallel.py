@@ -26,7 +26,7 @@ from ring_attention import ring_attention  # CP: attention over all parts
 
 def train(model, batches, optimizer, device, part):  # CP: each rank trains on a part
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)[:, part]  # CP: keeps this part
         targets = targets.to(device, non_blocking=True)[:, part].flatten()
@@ -69,12 +69,12 @@ def main():
     log = RunLog(args, device, model, enabled=rank == 0)  # CP: only rank 0 logs
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    tokens = args.length // world_size  # CP: each GPU's, of each sequence
-    model.layers[0].first = rank * tokens  # CP: position of its first token
+    length = args.length // world_size  # CP: of each GPU's part of a sequence
+    model.layers[0].first = rank * length  # CP: position of its first token
     for block in model.layers[1:-2]:  # CP: all but the embedding and the head
         block.attention = ring_attention  # CP: sees the keys and values of all ranks
-    ddp_model = DDP(model)  # CP: averages gradients in backward()
-    part = slice(rank * tokens, (rank + 1) * tokens)  # CP: the tokens of this rank
+    ddp_model = DDP(model)  # CP: copies rank 0's weights, averages gradients
+    part = slice(rank * length, (rank + 1) * length)  # CP: the tokens of this rank
 
     sampler = RandomSampler(train_set)  # CP: by one seed, so one order for all ranks
     batch_size = args.batch_size * world_size  # CP: all GPUs share one batch

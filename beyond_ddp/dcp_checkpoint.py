@@ -39,8 +39,8 @@ class AppState(Stateful):
 def check_complete(folder):
     """Raise UserError unless this folder has a complete checkpoint of this user.
 
-    DCP writes .metadata last, first under another name. It is a pickle, which can
-    run code as it is loaded, so those of other users are refused.
+    DCP writes .metadata last, and renames it when it is complete. It is a pickle,
+    which can run code as it is loaded, so those of other users are refused.
     """
     metadata = Path(folder, ".metadata")
     if not metadata.is_file():
@@ -59,5 +59,5 @@ def resuming(folder):
     with explain(f"{folder} is not a checkpoint of this script", "use another"):
         try:
             yield
-        except CheckpointException as error:  # it has those of all ranks
+        except CheckpointException as error:  # holds each rank's error: show one
             raise next(iter(error.failures.values()))[0] from None

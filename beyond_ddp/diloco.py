@@ -23,9 +23,9 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: outer
+def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: 2 levels
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for i, (tokens, targets) in enumerate(batches, 1):  # LSGD: counts the steps
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -38,9 +38,9 @@ def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: outer
         if i % h == 0 or i == len(batches):  # LSGD: else, sends nothing
             weights = utils.parameters_to_vector(model.parameters()).detach()
             dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
-            shared.grad = shared - weights  # DILOCO: the mean change, as a gradient
+            shared.grad = shared - weights  # DILOCO: minus the mean change
             outer.step()  # DILOCO: updates the shared weights
-            weights.copy_(shared)
+            weights.copy_(shared)  # DILOCO: the parameters become views of this copy
             utils.vector_to_parameters(weights, model.parameters())
     dist.all_reduce(sums)  # DDP: the sum over all ranks
     return to_metrics(sums, check_finite=True)
@@ -80,7 +80,7 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)

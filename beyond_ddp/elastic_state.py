@@ -31,7 +31,7 @@ def save_checkpoint(args, epoch, model, optimizer):
     state = {"epoch": epoch, "options": format_options(args)}
     state["model"], state["optimizer"] = model.state_dict(), optimizer.state_dict()
     part = Path(f"{args.checkpoint}.part")
-    with part.open("wb") as stream:  # a path would hide a full disk
+    with part.open("wb") as stream:  # torch.save(path) would hide a full disk
         torch.save(state, stream)
     part.replace(args.checkpoint)
 

@@ -26,7 +26,7 @@ from model import Transformer
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -80,8 +80,8 @@ def main():
     col, row = tp.ColwiseParallel(), tp.RowwiseParallel()
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
-        tp.parallelize_module(block, tensor, plan)  # TP: adds the all-reduces
-    # FSDP: layers compute in param_dtype; gradients and logits have 32 bits
+        tp.parallelize_module(block, tensor, plan)  # TP: splits it, adds all-reduces
+    # FSDP: layers compute in param_dtype; sums of gradients and outputs have 32 bits
     param_dtype = torch.bfloat16 if args.bf16 else torch.float32
     reduce_dtype = output_dtype = torch.float32
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)

@@ -26,7 +26,7 @@ from model import Transformer
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -72,17 +72,17 @@ def main():
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
     # HSDP: a row of the mesh is a node: shards in a row, averages over columns
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
-    # FSDP: layers compute in param_dtype; gradients and logits have 32 bits
+    # FSDP: layers compute in param_dtype; sums of gradients and outputs have 32 bits
     param_dtype = torch.bfloat16 if args.bf16 else torch.float32
     reduce_dtype = output_dtype = torch.float32
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
-        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: splits its weights
-    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: the root prefetches them
+        fully_shard(layer, mesh=mesh, mp_policy=policy)  # FSDP: 1/N goes to the GPU
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # FSDP: gathers layers early
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)

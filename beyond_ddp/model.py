@@ -34,7 +34,7 @@ class Block(nn.Module):
 
     def __init__(self, width, heads):
         super().__init__()
-        self.head_width = width // heads  # heads may be on other GPUs
+        self.head_width = width // heads  # fixed: a GPU may have only some heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         mlp = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)

@@ -26,12 +26,12 @@ from schedule import SCHEDULES, assign_stages, make_schedule  # PP: who computes
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         loss = []  # PP: one per micro-batch, on the GPU of the last stage
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
-        logits = model(tokens, target=targets, losses=loss)  # PP: all passes
+        logits = model(tokens, target=targets, losses=loss)  # PP: forward, backward
         if loss:  # PP: this GPU has the last stage
             sums += batch_sums(sum(loss) / len(loss), logits.argmax(1) == targets)
         # PP: loss.backward() is not needed, as the schedule has called it
@@ -62,7 +62,7 @@ def main():
     device = get_device(local_rank)  # PP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
     dist.init_process_group()  # PP: NCCL or RCCL on GPUs, Gloo on CPUs
-    my_stages, num_stages = assign_stages(args, rank, world_size)  # PP: numbers
+    my_stages, num_stages = assign_stages(args, rank, world_size)  # PP: by index
     torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
@@ -71,7 +71,7 @@ def main():
     log = RunLog(args, device, model, enabled=rank == 0)  # PP: only rank 0 logs
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
-    model = model.stages(my_stages, num_stages).to(device)  # PP: keeps its own
+    model = model.stages(my_stages, num_stages).to(device)  # PP: a list of stages
     stages = [
         PipelineStage(module, i, num_stages, device)
         for i, module in zip(my_stages, model, strict=True)

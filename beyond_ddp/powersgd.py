@@ -26,7 +26,7 @@ from model import Transformer
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -74,7 +74,7 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
@@ -83,7 +83,7 @@ def main():
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        # DDP: the wrapped model
+        # DDP: train with the wrapper, which averages gradients
         train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}

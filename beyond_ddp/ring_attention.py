@@ -86,9 +86,9 @@ def send_on(tensor):
     """Begin to send a tensor to the next rank; return what receive() waits for."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     received = torch.empty_like(tensor)
-    send = dist.P2POp(dist.isend, tensor, (rank + 1) % world_size)
-    receive = dist.P2POp(dist.irecv, received, (rank - 1) % world_size)
-    return received, dist.batch_isend_irecv([send, receive])
+    to_next = dist.P2POp(dist.isend, tensor, (rank + 1) % world_size)
+    from_last = dist.P2POp(dist.irecv, received, (rank - 1) % world_size)
+    return received, dist.batch_isend_irecv([to_next, from_last])
 
 
 def receive(coming):

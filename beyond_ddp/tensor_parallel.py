@@ -25,7 +25,7 @@ from model import Transformer
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -71,14 +71,14 @@ def main():
     col, row = tp.ColwiseParallel(), tp.RowwiseParallel()
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
-        tp.parallelize_module(block, mesh, plan)  # TP: adds the all-reduces
+        tp.parallelize_module(block, mesh, plan)  # TP: splits it, adds all-reduces
     model.to(device)  # TP: the rest, whole on each GPU
-    weights = model.parameters()  # TP: DTensors and plain tensors
+    weights = model.parameters()  # TP: DTensors and plain tensors, which do not mix
 
     sampler = RandomSampler(train_set)
     batch_size = args.batch_size * world_size  # TP: all GPUs share one batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    optimizer = torch.optim.Adam(weights, args.lr, foreach=False)  # TP: one by one
+    optimizer = torch.optim.Adam(weights, args.lr, foreach=False)  # TP: not fused
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader, "training")

@@ -40,18 +40,19 @@ class Classifier(nn.Module):
         self.image_size, self.dtype = image_size, dtype
 
     def forward(self, images):
-        # Resized on the GPU: 224 x 224 floats are 196 times as many bytes to copy.
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
+        # The GPU resizes: 224 x 224 floats would be 196 times as many bytes to copy.
         images = F.interpolate(images, self.image_size, mode="bilinear")
-        with torch.autocast(images.device.type, self.dtype, bool(self.dtype)):
+        amp = self.dtype is not None
+        with torch.autocast(images.device.type, self.dtype, enabled=amp):
             return self.resnet(images).float()
 
 
 def train(model, batches, optimizer, device, scaler, profiler):
     """Train on these batches; return [loss_sum, correct, count] of the whole job."""
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -71,7 +72,7 @@ def train(model, batches, optimizer, device, scaler, profiler):
 def evaluate(model, loader, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -86,7 +87,8 @@ def main():
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
-    # At 32 pixels the last feature maps are 1 x 1: BatchNorm needs a larger batch.
+    # At 32 pixels the last feature maps are 1 x 1: BatchNorm, which needs two values
+    # per channel, then fails on a batch of one image.
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
@@ -102,7 +104,7 @@ def main():
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
     torch.manual_seed(args.seed)
 
     train_set, val_set = cifar100()
@@ -134,16 +136,16 @@ def main():
     training_start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        sums = torch.zeros(3, device=device)
+        sums = torch.zeros(3, device=device)  # losses, correct answers, images
         batches = islice(train_loader, args.steps)
         # Reading the sums waits for the GPU: once in many steps, not in each.
-        for done in log.progress(range(0, args.steps, interval), "training"):
+        for first in log.progress(range(0, args.steps, interval), "training"):
             start = time.perf_counter()
-            part = islice(batches, interval)
-            # DP: the wrapped model
+            part = islice(batches, interval)  # goes on where the last part ended
+            # DP: train with the wrapper, which splits the batch
             recent = train(dp_model, part, optimizer, device, scaler, profiler)
-            step = min(done + interval, args.steps)
-            report_iterations(log, step, args.steps, recent, start)
+            done = min(first + interval, args.steps)
+            report_iterations(log, done, args.steps, recent, start)
             sums += recent
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader, "validation")

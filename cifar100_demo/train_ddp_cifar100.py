@@ -42,18 +42,19 @@ class Classifier(nn.Module):
         self.image_size, self.dtype = image_size, dtype
 
     def forward(self, images):
-        # Resized on the GPU: 224 x 224 floats are 196 times as many bytes to copy.
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
+        # The GPU resizes: 224 x 224 floats would be 196 times as many bytes to copy.
         images = F.interpolate(images, self.image_size, mode="bilinear")
-        with torch.autocast(images.device.type, self.dtype, bool(self.dtype)):
+        amp = self.dtype is not None
+        with torch.autocast(images.device.type, self.dtype, enabled=amp):
             return self.resnet(images).float()
 
 
 def train(model, batches, optimizer, device, scaler, profiler):
     """Train on these batches; return [loss_sum, correct, count] of the whole job."""
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -76,7 +77,7 @@ def evaluate(model, loader, device):
     for buffer in model.buffers():  # DDP: rank 0's BatchNorm statistics for all
         dist.broadcast(buffer, src=0)
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -92,7 +93,8 @@ def main():
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
-    # At 32 pixels the last feature maps are 1 x 1: BatchNorm needs a larger batch.
+    # At 32 pixels the last feature maps are 1 x 1: BatchNorm, which needs two values
+    # per channel, then fails on a batch of one image.
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
@@ -108,7 +110,7 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
@@ -120,11 +122,11 @@ def main():
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     log.print(f"Autocast dtype: {dtype}")
-    ddp_model = DDP(model)  # DDP: averages gradients in backward()
-    ddp_model.broadcast_buffers = False  # DDP: evaluate() sends them, not each step
+    ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
+    ddp_model.broadcast_buffers = False  # DDP: no need in each step; see evaluate()
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     train_loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
@@ -144,16 +146,16 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        sums = torch.zeros(3, device=device)
+        sums = torch.zeros(3, device=device)  # losses, correct answers, images
         batches = islice(train_loader, args.steps)
         # Reading the sums waits for the GPU: once in many steps, not in each.
-        for done in log.progress(range(0, args.steps, interval), "training"):
+        for first in log.progress(range(0, args.steps, interval), "training"):
             start = time.perf_counter()
-            part = islice(batches, interval)
-            # DDP: the wrapped model
+            part = islice(batches, interval)  # goes on where the last part ended
+            # DDP: train with the wrapper, which averages gradients
             recent = train(ddp_model, part, optimizer, device, scaler, profiler)
-            step = min(done + interval, args.steps)
-            report_iterations(log, step, args.steps, recent, start)
+            done = min(first + interval, args.steps)
+            report_iterations(log, done, args.steps, recent, start)
             sums += recent
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader, "validation")

@@ -30,7 +30,7 @@ def report_iterations(log, done, total, sums, start):
         return
     loss, images = to_metrics(sums, check_finite=True)["loss"], int(sums[2])
     seconds = time.perf_counter() - start
-    iteration = seconds / math.ceil(images / log.batch)
+    iteration = seconds / math.ceil(images / log.global_batch)
     step = len(log.epochs) * total + done
     log.add_scalar("iterations/loss", loss, step)
     log.add_scalar("iterations/seconds", iteration, step)

@@ -46,7 +46,7 @@ class Classifier(nn.Module):
 
 
 def train(model, batches, optimizer, device, scaler):  # AMP: the loss scaler
-    """Return [loss_sum, top1, top5, count], and the seconds spent on loading."""
+    """Train on batches; return [loss_sum, top1, top5, count] and loading seconds."""
     model.train()
     sums, data_time = torch.zeros(4, device=device), 0.0
     step_end = time.perf_counter()
@@ -59,7 +59,7 @@ def train(model, batches, optimizer, device, scaler):  # AMP: the loss scaler
         # AMP: scales the loss so fp16 gradients do not underflow
         scaler.scale(loss).backward()
         scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
-        scaler.update()
+        scaler.update()  # AMP: halves the scale after a skipped step
         optimizer.zero_grad()
         sums += batch_sums(loss, *top1_top5(scores, labels))
         step_end = time.perf_counter()
@@ -91,14 +91,14 @@ def main():
     )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
-    parser.add_argument("--dtype", choices=DTYPES, help="precision")  # AMP: optional
+    parser.add_argument("--dtype", choices=DTYPES)  # AMP: instead of the fastest
     args = parser.parse_args()
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
     torch.manual_seed(args.seed)
 
-    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits where they are fast
+    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype says
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
@@ -111,7 +111,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
-    log.print(f"Autocast dtype: {dtype}")  # AMP: only fp16 needs a scaler
+    log.print(f"Autocast dtype: {dtype}")  # AMP: fp16 also needs a scaler, below
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if args.resume is not None:
         state.resume(args.resume)

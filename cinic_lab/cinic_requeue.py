@@ -50,7 +50,7 @@ class Classifier(nn.Module):
 
 
 def train(model, batches, optimizer, device, scaler):  # AMP: the loss scaler
-    """Return [loss_sum, top1, top5, count], and the seconds spent on loading."""
+    """Train on batches; return [loss_sum, top1, top5, count] and loading seconds."""
     model.train()
     sums, data_time = torch.zeros(4, device=device), 0.0
     step_end = time.perf_counter()
@@ -63,7 +63,7 @@ def train(model, batches, optimizer, device, scaler):  # AMP: the loss scaler
         # AMP: scales the loss so fp16 gradients do not underflow
         scaler.scale(loss).backward()
         scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
-        scaler.update()
+        scaler.update()  # AMP: halves the scale after a skipped step
         optimizer.zero_grad()
         sums += batch_sums(loss, *top1_top5(scores, labels))
         step_end = time.perf_counter()
@@ -99,33 +99,33 @@ def main():
     )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
-    parser.add_argument("--dtype", choices=DTYPES, help="precision")  # AMP: optional
+    parser.add_argument("--dtype", choices=DTYPES)  # AMP: instead of the fastest
     args = parser.parse_args()
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
-    dtype = pick_dtype(device, args.dtype)  # AMP: 16 bits where they are fast
+    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype says
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     writer = NullWriter() if rank else SummaryWriter(log.folder)  # DDP: only rank 0
-    ddp_model = DDP(model)  # DDP: averages gradients in backward()
-    ddp_model.broadcast_buffers = False  # DDP: evaluate() sends them, not each step
+    ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
+    ddp_model.broadcast_buffers = False  # DDP: no need in each step; see evaluate()
 
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
     state = TrainingState(args, model, optimizer, scheduler, device, log.folder)
-    log.print(f"Autocast dtype: {dtype}")  # AMP: only fp16 needs a scaler
+    log.print(f"Autocast dtype: {dtype}")  # AMP: fp16 also needs a scaler, below
     state.scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     if checkpoint := find_checkpoint(log.folder):  # REQUEUE: Slurm restarted it
         args.resume = checkpoint
@@ -142,7 +142,7 @@ def main():
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, num_steps, args.log_interval), "training"):
             part = islice(batches, args.log_interval)
-            # DDP: the wrapped model
+            # DDP: train with the wrapper, which averages gradients
             sums, loading = train(ddp_model, part, optimizer, device, state.scaler)
             total += sums
             data_time += loading
@@ -172,7 +172,7 @@ def main():
         dist.all_reduce(stop)  # REQUEUE: all ranks stop together, or none
         if stop and epoch < args.epochs:
             writer.close()
-            exit_early(log, epoch)  # REQUEUE: exits with 85, to be requeued
+            exit_early(log, epoch)  # REQUEUE: not with 0, so the job is requeued
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     writer.close()  # TB: flushes the last scalars

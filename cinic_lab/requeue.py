@@ -9,21 +9,21 @@ import torch.distributed as dist
 from random_states import gather_from_ranks
 from state import LATEST
 
-EXIT_REQUEUE = 85  # exit status of a run that stopped before its last epoch
+EXIT_REQUEUE = 85  # status of a run that stopped early; the job is requeued if not 0
 
 
 def find_checkpoint(folder):
     """Return the newest checkpoint's path if Slurm restarted this job, else None.
 
-    folder: of this run. Its name begins with the script and the job, as do those of
-    the job's earlier runs.
+    folder: of this run. Its name begins with the number of GPUs, the script and the
+    job, as do those of the job's earlier runs.
     """
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
     job = os.environ["SLURM_JOB_ID"]
-    script = folder.name.partition(f"-{job}-")[0]
+    begin = folder.name.partition(f"-{job}-")[0]
     # Strings: the path becomes an option, which goes into JSON and checkpoints.
-    files = map(str, folder.parent.glob(f"{script}-{job}-*/{LATEST}"))
+    files = map(str, folder.parent.glob(f"{begin}-{job}-*/{LATEST}"))
     newest = max(files, key=os.path.getmtime, default=None)
     return gather_from_ranks(newest)[0]
 

@@ -22,7 +22,8 @@ wait $launch || status=$? # SIGUSR1 interrupts wait, but not the ranks
 if [[ $status == 0 || ! -f $STOP_FILE ]]; then
     exit $status # all epochs are done, or the script failed
 fi
-# The ranks have GRACE_SECONDS to end their epoch and save. It may have been the last one.
+# tail waits until the ranks have ended their epoch and saved, or for GRACE_SECONDS. If it was
+# the last epoch, their status is 0, and nothing is left to requeue.
 if timeout "${GRACE_SECONDS:-90}" tail --pid=$launch -f /dev/null && wait $launch; then
     exit
 fi

@@ -45,7 +45,8 @@ class TrainingState:
             self.folder.mkdir(parents=True, exist_ok=True)
             part, link = self.folder / "checkpoint.part", self.folder / "link"
             for name in names:
-                with part.open("wb") as stream:  # a path would hide a full disk
+                # torch.save(path) would hide a full disk.
+                with part.open("wb") as stream:
                     torch.save(content, stream)
                 part.replace(self.folder / name)  # so a killed run leaves no half
                 link.symlink_to(self.folder / name)

@@ -58,7 +58,7 @@ class Net(nn.Module):
 def train(model, loader, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -75,7 +75,7 @@ def train(model, loader, optimizer, device):
 def evaluate(model, loader, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)

@@ -45,7 +45,7 @@ def train(model, loader, optimizer, device, my_parameters):
     my_parameters: the parameters that this rank's optimizer updates.
     """
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -66,7 +66,7 @@ def train(model, loader, optimizer, device, my_parameters):
 def evaluate(model, loader, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)

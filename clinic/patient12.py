@@ -54,7 +54,7 @@ class Net(nn.Module):
 def train(model, loader, optimizer, device):
     """Train for an epoch; return this rank's [loss_sum, correct, count]."""
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -71,7 +71,7 @@ def train(model, loader, optimizer, device):
 def evaluate(model, loader, device):
     """Return this rank's [loss_sum, correct, count]."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)

@@ -43,7 +43,7 @@ criterion = nn.CrossEntropyLoss()
 
 def train(model, batches, optimizer, device):
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -60,7 +60,7 @@ def train(model, batches, optimizer, device):
 @torch.inference_mode()
 def evaluate(model, batches, device):
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)

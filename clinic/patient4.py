@@ -77,7 +77,7 @@ def main():
         start = time.perf_counter()
         sampler.set_epoch(epoch)
         ddp_model.train()
-        train_sums = torch.zeros(3, device=device)
+        train_sums = torch.zeros(3, device=device)  # losses, correct answers, count
         for images, labels in log.progress(train_loader, "training"):
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
@@ -92,7 +92,7 @@ def main():
         seconds = time.perf_counter() - start
 
         model.eval()
-        val_sums = torch.zeros(3, device=device)
+        val_sums = torch.zeros(3, device=device)  # losses, correct answers, count
         with torch.no_grad():
             for images, labels in val_loader:
                 images = images.to(device, non_blocking=True)

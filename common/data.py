@@ -18,7 +18,7 @@ def data_dir(name):
 
 
 class InMemoryDataset(Dataset):
-    """Tensors in memory: images (N, C, H, W) or other inputs, and labels (N)."""
+    """Images (N, C, H, W) and labels (N), or tokens and targets (N, length)."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -66,7 +66,8 @@ def load_prepared(name, *splits):
                 f"no {file}: run `python download_data.py` on a login node, or for "
                 "synthetic data `python sample_data.py` and the `export` it prints"
             )
-        # Into the page cache: on a network file system random reads are slow.
+        # Read from start to end into the page cache: on a network file system the
+        # random reads of training would be slow.
         with file.open("rb") as stream:
             while stream.read(2**24):
                 pass
@@ -80,7 +81,7 @@ def load_prepared(name, *splits):
     return sets
 
 
-@functools.cache  # copying them to the device in each step would wait for it
+@functools.cache  # copied once: in each step the CPU would wait for the copy
 def per_channel(values, device):
     """Return values of each channel, scaled from 0..1 to 0..255: (C, 1, 1)."""
     return torch.tensor(values, device=device).mul(255).view(-1, 1, 1)

@@ -79,6 +79,10 @@ def count_shared_gpus():
     gpus = torch.accelerator.device_count()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    if sharing and os.environ.get("MASTER_ADDR") == "127.0.0.1":
+        # All "nodes" are this machine: launch_nodes.sh starts them so without Slurm.
+        processes, nodes = processes * nodes, 1
     return gpus * nodes if 0 < gpus < processes else None
 
 

@@ -14,6 +14,7 @@ if [[ ! -f $common/sites/$site.sh ]]; then
     echo "Error: no common/sites/$site.sh: set SITE to one of" $sites >&2
     return 2
 fi
+# A run script's arguments are also this file's: $1 is the Python script.
 if [[ $0 == *.sh && ${1:-} == *.py && ! -f $1 ]]; then
     echo "Error: no script $1 in $PWD" >&2
     return 2
@@ -43,7 +44,8 @@ export PYTHONUNBUFFERED=1 # output appears in the job's file at once
 # PyTorch's C++ prints only errors: its warnings about sockets and profilers would fill a
 # class's screens. If a job hangs, see them: export TORCH_CPP_LOG_LEVEL=INFO.
 export KINETO_LOG_LEVEL=6 TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
-# One thread per process: a GPU's needs no more, and without GPUs each core stands in for one.
+# One thread per process: a process with a GPU needs no more, and one without stands for a GPU
+# by using one core.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 if ! has_driver; then # keep freed memory for the next step: else exercise 8 is 20 % slower
@@ -77,8 +79,9 @@ set_gpus() {
     fi
 }
 
-# pick_gpus FIELDS: without Slurm, keep only these entries of CUDA_VISIBLE_DEVICES (by default
-# 0,1,2,...), for example 2 or 1-2. Processes that share GPUs keep all.
+# pick_gpus FIELDS: without Slurm, keep only these entries of CUDA_VISIBLE_DEVICES. They count
+# from 1, as for `cut`: of the default 0,1,2,... 1-2 keeps GPUs 0 and 1. Processes that share
+# GPUs keep all.
 pick_gpus() {
     [[ ! ${SLURM_JOB_ID:-} && ${NCCL_MULTI_RANK_GPU_ENABLE:-0} != 1 ]] || return 0
     local all=${HIP_VISIBLE_DEVICES-${CUDA_VISIBLE_DEVICES-$(seq -s, 0 63)}}

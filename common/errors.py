@@ -58,7 +58,7 @@ def run(main):
     without a traceback, and all of torchrun's ranks at once: one that waits for
     another in C++ would not see a KeyboardInterrupt.
     """
-    # Without dist.is_torchelastic_launched(): TensorFlow's scripts have no PyTorch.
+    # Not dist.is_torchelastic_launched(): TensorFlow's scripts have no PyTorch.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

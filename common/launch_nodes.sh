@@ -13,8 +13,8 @@ if [[ ${SLURM_JOB_ID:-} && ! ${SLURM_JOB_NODELIST:-} ]]; then
 elif [[ ${SLURM_JOB_ID:-} ]]; then # --overlap: also works in `srun --pty bash`
     host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     echo "Nodes: $SLURM_JOB_NODELIST, which meet at $host:$port"
-    # sbatch within a job, as in JupyterHub's terminal, adds its own to those of the outer job.
-    # srun refuses more than one of these, and a step gets the job's memory anyway.
+    # srun takes only one of these. A job submitted within a job, as in JupyterHub's terminal,
+    # may have two: its own and the outer job's. A step gets the job's memory without them.
     unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE
     cpus=${SLURM_CPUS_PER_TASK:-$((GPUS * ${SLURM_CPUS_PER_GPU:-1}))} # not srun's default, 1
     exec srun --overlap --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 \

@@ -19,7 +19,7 @@ RESULTS = "logs/results.jsonl"
 
 
 class NullWriter:
-    """Takes a SummaryWriter's place where a process writes nothing."""
+    """Stands in for a SummaryWriter where nothing is written, or not yet."""
 
     def add_scalar(self, tag, scalar_value, global_step=None):
         pass
@@ -31,16 +31,17 @@ class NullWriter:
 class RunLog:
     """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
 
-    args: the script's options, with the batch size per GPU; model: not yet wrapped;
-    gpus: their number, by default one per process; enabled: whether this process
-    prints and writes, as rank 0 does. Each run has its own folder, logs/...
+    args: the script's options, with the batch size per GPU; model: the bare one, to
+    count its gradients' bytes; gpus: their number, by default one per process;
+    enabled: whether this process prints and writes, as rank 0 does. Each run has its
+    own folder, logs/...
     """
 
     def __init__(self, args, device, model=None, gpus=None, *, enabled=True):
         self.args, self.device, self.enabled = args, device, enabled
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.gpus = gpus or ranks
-        self.batch = args.batch_size * self.gpus
+        self.global_batch = args.batch_size * self.gpus  # a step's, on all GPUs
         self.gradient_bytes = count_gradient_bytes(model) if model else None
         self.job = os.environ.get("SLURM_JOB_ID")
         self.folder = Path("logs", run_name(self.gpus, self.job))
@@ -61,7 +62,7 @@ class RunLog:
             self.print(f"{script} on {self.gpus} x {name}")
         kind = "CPU core" if self.device.type == "cpu" else "GPU"
         kinds = f"{kind}s" if self.gpus > 1 else kind
-        total = f"{self.gpus} {kinds} = {self.batch}"
+        total = f"{self.gpus} {kinds} = {self.global_batch}"
         self.print(f"Batch size: {batch_size} per {kind} x {total}")
 
     def print(self, line):
@@ -78,8 +79,8 @@ class RunLog:
     def epoch(self, epoch, count, seconds, unit="images", **parts):
         """Print an epoch's figures, and write them for TensorBoard.
 
-        epoch: counted from 1; count: of the whole job's images, or what unit says;
-        seconds: without the validation; parts: for example
+        epoch: counted from 1; count: how many images, or what unit says, all ranks
+        trained on; seconds: how long that took; parts: for example
         train={"loss": 0.1, "accuracy": 98.7}. Without parts nothing is written for
         TensorBoard.
         """
@@ -107,7 +108,8 @@ class RunLog:
         """Add this run's figures, and other fields, to logs/results.jsonl."""
         self.writer.close()
         counts, seconds, ends = zip(*self.epochs, strict=True)
-        # Leave out the first epoch, which warms up, and those of fine-tuning.
+        # Leave out the first epoch, which warms up, and those after args.epochs,
+        # which fine-tune.
         seconds = seconds[1 : self.args.epochs] or seconds[:1]
         result = {
             "script": sys.argv[0],
@@ -129,7 +131,7 @@ class RunLog:
             "accuracy": accuracy,  # in %
             "training_seconds": training_seconds,
             "gradient_bytes": self.gradient_bytes,  # what DDP averages in a step
-            "checkup": "DDP_CHECKUP" in os.environ,  # it slows a run down
+            "checkup": "DDP_CHECKUP" in os.environ,  # tools/checkup slows it down
         }
         if self.enabled:
             with open(RESULTS, "a") as file:

@@ -26,7 +26,7 @@ def save_split(folder, split, images, labels):
     # In its own folder first: a killed run leaves no half, and two can run at once.
     with TemporaryDirectory(dir=folder) as own:
         part = Path(own, file.name)
-        with part.open("wb") as stream:  # a path would hide a full disk
+        with part.open("wb") as stream:  # torch.save(path) would hide a full disk
             torch.save({"images": images, "labels": labels}, stream)
         part.replace(file)
     print(f"{file}: {len(labels):,} images, {file.stat().st_size / 1e6:.1f} MB")
@@ -43,9 +43,8 @@ def prepare(source, target, splits, size):
     read = partial(read_photo, size=size)
     for split in splits:
         photos = ImageFolder(source / split, loader=read)
-        workers = min(
-            16, len(os.sched_getaffinity(0))
-        )  # others use a login node too
+        # At most 16: others use a login node too.
+        workers = min(16, len(os.sched_getaffinity(0)))
         loader = DataLoader(photos, batch_size=64, num_workers=workers)
         batches = tqdm(loader, split, leave=False, disable=None)
         images, labels = zip(*batches, strict=True)

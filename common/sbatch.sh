@@ -16,11 +16,13 @@ sbatch() {
     fi
     if [[ -f small.txt ]] && ! has_driver; then
         small=$(< small.txt)
-        # Empty, it was set in the root or in a lesson that needs no small model.
+        # SMALL is empty if env.sh was sourced in the root or in a lesson without small.txt.
+        # Another lesson's options do not fit this lesson's scripts.
         if [[ ! ${SMALL-} || ($SMALL != "$small"* && " $* " == *" $SMALL "*) ]]; then
             echo "Error: SMALL is empty or from another folder: run \`source" \
                 "common/env.sh\` here, and your command again" >&2
             return 2
+        # A script is for $SMALL if its docstring has it.
         elif [[ " $* " != *" $small "* ]] &&
             { [[ ${2:-} != *.py ]] || grep -qs '\$SMALL' "$2"; }; then
             echo "Without \$SMALL this trains the full-size model on CPU cores, which takes" \

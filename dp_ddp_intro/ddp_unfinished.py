@@ -25,7 +25,7 @@ from model import Transformer
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -63,7 +63,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    ddp_model = DDP(model)  # DDP: averages gradients in backward()
+    ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
@@ -75,7 +75,7 @@ def main():
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        # DDP: the wrapped model
+        # DDP: train with the wrapper, which averages gradients
         train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}

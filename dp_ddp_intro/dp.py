@@ -23,7 +23,7 @@ from model import Transformer
 
 def train(model, batches, optimizer, device):
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for tokens, targets in batches:
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
@@ -71,7 +71,7 @@ def main():
     for epoch in range(1, args.epochs + 1):
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
-        # DP: the wrapped model
+        # DP: train with the wrapper, which splits the batch
         train_metrics = train(dp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         step = {"milliseconds": 1000 * seconds / len(loader)}

@@ -32,10 +32,10 @@ class Classifier(nn.Module):
     def __init__(self, backbone, weights):
         super().__init__()
         self.features = load_features(backbone, weights)
-        channels = self.features[28].out_channels  # VGG16: 512
+        channels = self.features[28].out_channels  # last convolution; VGG16: 512
         self.head = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(channels * 4 * 4, 64),
+            nn.Linear(channels * 4 * 4, 64),  # 150 pixels halved five times: 4
             nn.ReLU(),
             nn.Linear(64, 1),
         )
@@ -50,7 +50,7 @@ criterion = nn.BCEWithLogitsLoss()
 def train(model, batches, optimizer, device):
     """Train for one epoch; return {"loss": mean, "accuracy": %}."""
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -67,7 +67,7 @@ def train(model, batches, optimizer, device):
 def evaluate(model, batches, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -114,13 +114,13 @@ def main():
     args = parser.parse_args()
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
     torch.manual_seed(args.seed)
 
     train_set, val_set, test_set = dogs_vs_cats()
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
-    model.features.requires_grad_(False)  # the pretrained features stay frozen
+    model.features.requires_grad_(False)  # frozen until fine-tuning, below
     log = RunLog(args, device, model)
     log.print(f"Images found to train on: {len(train_set)}")
     log.print(f"Images found to validate on: {len(val_set)}")

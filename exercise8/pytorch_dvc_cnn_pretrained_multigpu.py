@@ -34,10 +34,10 @@ class Classifier(nn.Module):
     def __init__(self, backbone, weights):
         super().__init__()
         self.features = load_features(backbone, weights)
-        channels = self.features[28].out_channels  # VGG16: 512
+        channels = self.features[28].out_channels  # last convolution; VGG16: 512
         self.head = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(channels * 4 * 4, 64),
+            nn.Linear(channels * 4 * 4, 64),  # 150 pixels halved five times: 4
             nn.ReLU(),
             nn.Linear(64, 1),
         )
@@ -52,7 +52,7 @@ criterion = nn.BCEWithLogitsLoss()
 def train(model, batches, optimizer, device):
     """Train for one epoch; return {"loss": mean, "accuracy": %}."""
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -70,7 +70,7 @@ def train(model, batches, optimizer, device):
 def evaluate(model, batches, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -83,14 +83,14 @@ def evaluate(model, batches, device):
 def fit(model, loaders, optimizer, epochs, device, log):
     """Train and validate for these epochs; return the elapsed seconds."""
     train_loader, val_loader = loaders
-    # DDP: averages gradients in backward(), but never of layers that are frozen now
+    # DDP: copies rank 0's weights, averages gradients of the layers trainable now
     ddp_model = DDP(model)
     start = time.perf_counter()
     for epoch in epochs:
         train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
         batches = log.progress(train_loader, "training")
-        # DDP: the wrapped model
+        # DDP: train with the wrapper, which averages gradients
         train_metrics = train(ddp_model, batches, optimizer, device)
         seconds = time.perf_counter() - epoch_start
         val_metrics = evaluate(model, log.progress(val_loader, "validation"), device)
@@ -123,20 +123,20 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, val_set, test_set = dogs_vs_cats()
     model = Classifier(args.backbone, args.weights)
     model = model.to(device, memory_format=torch.channels_last)
-    model.features.requires_grad_(False)  # the pretrained features stay frozen
+    model.features.requires_grad_(False)  # frozen until fine-tuning, below
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     log.print(f"Images found to train on: {len(train_set)}")
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard

@@ -64,7 +64,7 @@ class Net(nn.Module):
 
 @profile
 def train(args, model, device, train_loader, optimizer, epoch, log):
-    """Train for one epoch; return when the device has finished."""
+    """Train for one epoch; the last loss.item() waits for the device."""
     model.train()
     images, num_steps = len(train_loader.dataset), len(train_loader)
     batches = log.progress(train_loader, "training")
@@ -83,7 +83,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
             loss = loss.detach()  # DDP: the number without its graph, to be summed
             dist.all_reduce(loss)  # DDP: the sum over all ranks
             loss = loss / dist.get_world_size()  # DDP: their mean
-            seen = min(step * log.batch, images)
+            seen = min(step * log.global_batch, images)
             progress = f"{seen}/{images} ({seen / images:.0%})"
             loss = loss.item()  # .item() waits for the GPU: not in every step
             log.print(f"Train Epoch: {epoch} [{progress}]\tLoss: {loss:.6f}")
@@ -94,7 +94,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
 def test(model, device, test_loader, log):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for data, target in test_loader:
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
@@ -138,8 +138,8 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
-    # With LINE_PROFILE=1, each process writes a line profile to logs/.
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    # For slurm_ddp.sh: with LINE_PROFILE=1 each process writes a profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
@@ -148,13 +148,13 @@ def main():
     train_set, test_set = mnist()
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    ddp_model = DDP(model)  # DDP: averages gradients in backward()
+    ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
     test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
@@ -166,7 +166,7 @@ def main():
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         epoch_start = time.perf_counter()
-        # DDP: the wrapped model
+        # DDP: train with the wrapper, which averages gradients
         train(args, ddp_model, device, loader, optimizer, epoch, log)
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(test_loader, "test")

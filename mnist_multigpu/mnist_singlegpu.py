@@ -62,7 +62,7 @@ class Net(nn.Module):
 
 @profile
 def train(args, model, device, train_loader, optimizer, epoch, log):
-    """Train for one epoch; return when the device has finished."""
+    """Train for one epoch; the last loss.item() waits for the device."""
     model.train()
     images, num_steps = len(train_loader.dataset), len(train_loader)
     batches = log.progress(train_loader, "training")
@@ -78,7 +78,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         optimizer.step()
         optimizer.zero_grad()
         if step % args.log_interval == 0 or step == num_steps:
-            seen = min(step * log.batch, images)
+            seen = min(step * log.global_batch, images)
             progress = f"{seen}/{images} ({seen / images:.0%})"
             loss = loss.item()  # .item() waits for the GPU: not in every step
             log.print(f"Train Epoch: {epoch} [{progress}]\tLoss: {loss:.6f}")
@@ -89,7 +89,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
 def test(model, device, test_loader, log):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for data, target in test_loader:
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
@@ -131,8 +131,8 @@ def main():
     args = parser.parse_args()
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32 also in linear layers
-    # With LINE_PROFILE=1, each process writes a line profile to logs/.
+    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    # For slurm_ddp.sh: with LINE_PROFILE=1 each process writes a profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
     torch.manual_seed(args.seed)

@@ -125,6 +125,11 @@ def test_ranks_share_gpus_only_if_asked_to(fake_gpus, monkeypatch):
         get_device(3)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert get_device(1).index == 1 and count_shared_gpus() is None
+    # Two nodes of two processes each, which run on one machine:
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert count_shared_gpus() is None
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert count_shared_gpus() == 2
 
 
 @pytest.mark.parametrize(

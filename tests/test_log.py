@@ -80,7 +80,7 @@ def test_only_rank_0_reports(folder, monkeypatch, capsys):
     monkeypatch.setenv("DDP_CHECKUP", "1")
     for rank in 3, 0:
         log = RunLog(ARGS, CPU, enabled=rank == 0)
-        assert log.batch == 80
+        assert log.global_batch == 80
         loader = [(torch.zeros(5, 3), torch.zeros(5))] * 9
         assert len([*log.progress(loader, "training")]) == 9
         log.print("a line")

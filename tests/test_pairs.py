@@ -10,14 +10,14 @@ from conftest import REPOSITORY
 from pairs import PAIRS
 
 SCRIPTS = sorted({script for pair in PAIRS for script in pair[:2]})
-SHARD = "a shard per rank"
+SHARD = "equal shards"
 NO_COUNTERPART = {
     "from dataset import random_sequences",  # a stream has no data set
     "train_set = random_sequences(args.sequences, args.length)",
     f"sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: {SHARD}",
     "model = make_model(args)",  # TensorFlow's scope is opened around it
     # Local SGD and FSDP wrap nothing in DDP
-    "ddp_model = DDP(model)  # DDP: averages gradients in backward()",
+    "ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients",
     "from torch.nn.parallel import DistributedDataParallel as DDP"
     "  # DDP: wraps a model",
 }

@@ -54,7 +54,7 @@ def forward(model, images, labels, device):
 
 
 def train(model, loader, optimizer, device):
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         loss, batch_sum = forward(model, images, labels, device)
         loss.backward()
@@ -67,7 +67,7 @@ def train(model, loader, optimizer, device):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in loader:
         sums += forward(model, images, labels, device)[1]
     dist.all_reduce(sums)

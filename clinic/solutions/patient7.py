@@ -46,7 +46,7 @@ class Net(nn.Module):
 def train(model, batches, optimizer, device):
     """Train for an epoch; return this rank's [loss_sum, correct, count]."""
     model.train()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
@@ -63,7 +63,7 @@ def train(model, batches, optimizer, device):
 def evaluate(model, batches, device):
     """Return {"loss": mean, "accuracy": %}."""
     model.eval()
-    sums = torch.zeros(3, device=device)
+    sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for images, labels in batches:
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
