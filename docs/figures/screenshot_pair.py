@@ -21,7 +21,7 @@ from build import build
 from texts import PAGES
 
 PAGE = PAGES["dp_ddp_intro/single.py", "dp_ddp_intro/ddp.py"]
-CHANGE = "averages-gradients-in-backward"
+CHANGE = "copies-rank-0-s-weights-averages-gradients"
 ABOVE, BELOW = 2, 4  # lines beside the change
 WIDTH, SCALE = 830, 2  # pixels of a README on GitHub, and of a sharp screen
 # Only the change and the lines beside it are left.
