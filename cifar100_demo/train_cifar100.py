@@ -139,7 +139,7 @@ def main():
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for first in log.progress(range(0, args.steps, interval), "training"):
             start = time.perf_counter()
-            part = islice(batches, interval)  # goes on where the last part ended
+            part = islice(batches, interval)  # the epoch's next batches
             recent = train(model, part, optimizer, device, scaler, profiler)
             done = min(first + interval, args.steps)
             report_iterations(log, done, args.steps, recent, start)

@@ -141,7 +141,7 @@ def main():
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for first in log.progress(range(0, args.steps, interval), "training"):
             start = time.perf_counter()
-            part = islice(batches, interval)  # goes on where the last part ended
+            part = islice(batches, interval)  # the epoch's next batches
             # DP: train with the wrapper, which splits the batch
             recent = train(dp_model, part, optimizer, device, scaler, profiler)
             done = min(first + interval, args.steps)

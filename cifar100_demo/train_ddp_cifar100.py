@@ -151,7 +151,7 @@ def main():
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for first in log.progress(range(0, args.steps, interval), "training"):
             start = time.perf_counter()
-            part = islice(batches, interval)  # goes on where the last part ended
+            part = islice(batches, interval)  # the epoch's next batches
             # DDP: train with the wrapper, which averages gradients
             recent = train(ddp_model, part, optimizer, device, scaler, profiler)
             done = min(first + interval, args.steps)

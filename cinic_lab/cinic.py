@@ -116,7 +116,7 @@ def main():
         batches = iter(loader)
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, num_steps, args.log_interval), "training"):
-            part = islice(batches, args.log_interval)  # goes on where the last one ended
+            part = islice(batches, args.log_interval)  # the epoch's next batches
             sums, loading = train(model, part, optimizer, device)
             total += sums
             data_time += loading

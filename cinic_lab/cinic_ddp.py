@@ -138,7 +138,7 @@ def main():
         batches = iter(loader)
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, num_steps, args.log_interval), "training"):
-            part = islice(batches, args.log_interval)  # goes on where the last one ended
+            part = islice(batches, args.log_interval)  # the epoch's next batches
             # DDP: train with the wrapper, which averages gradients
             sums, loading = train(ddp_model, part, optimizer, device, state.scaler)
             total += sums

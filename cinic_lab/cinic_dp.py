@@ -128,7 +128,7 @@ def main():
         batches = iter(loader)
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, num_steps, args.log_interval), "training"):
-            part = islice(batches, args.log_interval)  # goes on where the last one ended
+            part = islice(batches, args.log_interval)  # the epoch's next batches
             # DP: train with the wrapper, which splits the batch
             sums, loading = train(dp_model, part, optimizer, device, state.scaler)
             total += sums

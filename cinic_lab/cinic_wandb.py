@@ -127,7 +127,7 @@ def main():
         batches = iter(loader)
         # Reading the sums waits for the GPU: once in many steps, not in each.
         for done in log.progress(range(0, num_steps, args.log_interval), "training"):
-            part = islice(batches, args.log_interval)  # goes on where the last one ended
+            part = islice(batches, args.log_interval)  # the epoch's next batches
             # AMP: with the scaler for the loss
             sums, loading = train(model, part, optimizer, device, state.scaler)
             total += sums
