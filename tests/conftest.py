@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PATHS = ("", "bench", "tools", "tools/predict")
@@ -42,6 +43,16 @@ loaded = {exercise: {} for exercise in EXERCISES}
 def pytest_collection_modifyitems(items):
     """Start the longest tests first, since one worker runs each of them."""
     items.sort(key=lambda item: "test_readmes" not in item.nodeid)
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Like --dist loadfile, but each page of test_readmes.py goes to any worker."""
+
+    class ByFileOrPage(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return nodeid if "as_typed" in nodeid else super()._split_scope(nodeid)
+
+    return ByFileOrPage(config, log)
 
 
 def pytest_runtest_logreport(report):
