@@ -69,7 +69,7 @@ COLUMNS = {
     "note": ("note", "{}"),
 }
 MAX_SPREAD, MAX_EFFICIENCY = 0.25, 1.05  # more: the machine was busy
-MAX_WIDTH, TITLE_WIDTH = 160, 100  # of a table and of its title, in characters
+MAX_WIDTH, TITLE_WIDTH = 160, 95  # of a table and of its title, in characters
 # Tags of pairs with another training set, or with the same name on both sides
 NOT_COMPARED = "DATA", "FIX"
 # Tags of pairs whose right side is for several GPUs, also where it ran on one
