@@ -219,13 +219,13 @@ def test_the_notebook_has_the_model_and_the_functions_of_the_script():
     assert names == {"Classifier", "train", "evaluate"}
 
 
-@pytest.mark.slow
 def kinds_of_outputs(cell):
     """Return what a cell shows: text, tables, pictures, but no progress bars."""
     outputs = [o for o in cell.get("outputs", []) if o.get("name") != "stderr"]
     return [(o["output_type"], *sorted(o.get("data", []))) for o in outputs]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
     shorter = json.dumps(NOTEBOOK).replace("epochs=3", "epochs=1")
     (exercise / "cinic.ipynb").write_text(shorter)
