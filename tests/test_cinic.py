@@ -222,7 +222,7 @@ def test_the_notebook_has_the_model_and_the_functions_of_the_script():
 def kinds_of_outputs(cell):
     """Return what a cell shows: text, tables, pictures, but no progress bars."""
     outputs = [o for o in cell.get("outputs", []) if o.get("name") != "stderr"]
-    return [(o["output_type"], *sorted(o.get("data", []))) for o in outputs]
+    return {(o["output_type"], *sorted(o.get("data", []))) for o in outputs}
 
 
 @pytest.mark.slow

@@ -19,7 +19,13 @@ from texts import LESSONS, PAGES
 
 LEFT, RIGHT = "dp_ddp_intro/single.py", "dp_ddp_intro/ddp.py"
 EIGHT = "exercise8/pytorch_dvc_cnn_pretrained"
-MEASURED = [(LEFT, RIGHT), (f"{EIGHT}.py", f"{EIGHT}_multigpu.py")]
+MEASURED = [
+    (LEFT, RIGHT),
+    (f"{EIGHT}.py", f"{EIGHT}_multigpu.py"),
+    ("mnist_multigpu/mnist_singlegpu.py", "mnist_multigpu/mnist_ddp.py"),
+    ("cifar100_demo/train_cifar100.py", "cifar100_demo/train_ddp_cifar100.py"),
+    ("cinic_lab/cinic_tensorboard.py", "cinic_lab/cinic_ddp.py"),
+]
 each_pair = pytest.mark.parametrize("left, right", PAGES)
 
 
