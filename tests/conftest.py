@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PATHS = ("", "bench", "tools", "tools/predict")
@@ -45,8 +44,10 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "test_readmes" not in item.nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # TensorFlow's environment has no xdist
 def pytest_xdist_make_scheduler(config, log):
     """Like --dist loadfile, but each page of test_readmes.py goes to any worker."""
+    from xdist.scheduler import LoadFileScheduling
 
     class ByFileOrPage(LoadFileScheduling):
         def _split_scope(self, nodeid):
