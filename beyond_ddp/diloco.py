@@ -23,7 +23,7 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: 2 levels
+def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: outer step
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for i, (tokens, targets) in enumerate(batches, 1):  # LSGD: counts the steps
@@ -80,7 +80,7 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)

@@ -27,19 +27,9 @@ from pathlib import Path
 
 import memory_formulas as formulas
 from common.errors import UserError, run
-from memory_formulas import Shape, total_parameters
+from memory_formulas import MODELS, total_parameters
 from memory_plot import draw_memory
 
-# GPT-2 as in model.py, the others by their config.json: num_hidden_layers,
-# hidden_size, num_attention_heads, num_key_value_heads, intermediate_size,
-# vocab_size. Llama 3 was trained with 8192 tokens.
-# https://huggingface.co/meta-llama: Meta-Llama-3-8B, Meta-Llama-3-70B, Llama-3.2-1B
-MODELS = {
-    "gpt2": ("GPT-2", Shape(12, 768, 12, 12, 3072, 256, 256, llama=False)),
-    "1b": ("Llama-3.2-1B", Shape(16, 2048, 32, 8, 8192, 128256, 8192, tied=True)),
-    "8b": ("Llama-3-8B", Shape(32, 4096, 32, 8, 14336, 128256, 8192)),
-    "70b": ("Llama-3-70B", Shape(80, 8192, 64, 8, 28672, 128256, 8192)),
-}
 USABLE = 0.9  # of the memory; assumed: CUDA, NCCL and fragmentation take the rest
 # H100, by its data sheet: FLOP/s in 16 bits and in TF32, without sparsity; bytes/s
 # one way over NVLink 4, and over one NDR InfiniBand port (400 Gb/s) per GPU.

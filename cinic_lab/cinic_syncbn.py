@@ -122,7 +122,7 @@ def main():
     ddp_model.broadcast_buffers = False  # DDP: no need in each step; see evaluate()
 
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     val_loader = make_loader(val_set, args.batch_size, device)

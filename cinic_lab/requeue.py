@@ -9,7 +9,7 @@ import torch.distributed as dist
 from random_states import gather_from_ranks
 from state import LATEST
 
-EXIT_REQUEUE = 85  # status of a run that stopped early; the job is requeued if not 0
+EXIT_REQUEUE = 85  # status of a run that stopped early; only 0 ends the job
 
 
 def find_checkpoint(folder):

@@ -154,7 +154,7 @@ def main():
 
     test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )

@@ -10,7 +10,7 @@ from conftest import REPOSITORY
 from pairs import PAIRS
 
 SCRIPTS = sorted({script for pair in PAIRS for script in pair[:2]})
-SHARD = "equal shards"
+SHARD = "a shard per rank"
 NO_COUNTERPART = {
     "from dataset import random_sequences",  # a stream has no data set
     "train_set = random_sequences(args.sequences, args.length)",

@@ -140,7 +140,7 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: equal shards
+    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
     val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
