@@ -74,6 +74,6 @@ def run(main):
         print("Stopped", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)
     finally:
-        # Gloo's threads may abort if Python ends before they free their tensors:
+        # Gloo's threads abort if Python ends before they free their tensors:
         # https://github.com/pytorch/pytorch/pull/179291
         time.sleep(0.1)
