@@ -167,13 +167,6 @@ def test_torch_save_on_a_full_disk(intro):
     fails(run([sys.executable, "full.py"], intro), "another file, folder or disk")
 
 
-@pytest.mark.slow
-def test_gloos_threads_end_before_python(tmp_path):
-    program = REPOSITORY / "tests/gloo_exit.py"
-    done = run([sys.executable, program, 6], tmp_path, PYTHONPATH=str(REPOSITORY))
-    assert (done.stdout, done.stderr) == ("0 0\n" * 6, "")
-
-
 def test_closed_stdout(intro):
     line = [sys.executable, "single.py", *SMALL, "--epochs=1"]
     done = run(["bash", "-c", '"$@" >&-', "bash", *line], intro)
