@@ -75,6 +75,7 @@ def run(main):
         sys.exit(128 + signal.SIGINT)
     finally:
         # Gloo's threads abort if Python ends before they free their tensors:
-        # https://github.com/pytorch/pytorch/pull/179291. Where they came last (as
-        # SCHED_IDLE on one core), 5 of 10 runs aborted without this, 0 of 24 with it.
+        # https://github.com/pytorch/pytorch/pull/179291. Where the system ran them
+        # last (SCHED_IDLE, one core), 5 of 10 runs aborted without this sleep, and
+        # 0 of 24 with it.
         time.sleep(0.1)
