@@ -74,8 +74,7 @@ def run(main):
         print("Stopped", file=sys.stderr, flush=True)
         sys.exit(128 + signal.SIGINT)
     finally:
-        # Gloo's threads abort if Python ends before they free their tensors:
-        # https://github.com/pytorch/pytorch/pull/179291. Where the system ran them
-        # last (SCHED_IDLE, one core), 5 of 10 runs aborted without this sleep, and
-        # 0 of 24 with it.
+        # Gloo's threads may abort if Python ends before they free their tensors:
+        # https://github.com/pytorch/pytorch/pull/179291. With torch 2.14, 9 of 26
+        # runs did so where the system ran these threads last; with the sleep, none.
         time.sleep(0.1)
