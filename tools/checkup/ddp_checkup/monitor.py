@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ from ddp_checkup.report import report
 
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
-ON_DEVICE += "tensors", "first"
+ON_DEVICE += "tensors", "first", "scales"
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
@@ -39,19 +40,32 @@ def start(options, address=None, generation=0):
     """Meet the other ranks at a store, and watch this one.
 
     address: (host, port) of the store of a parent process; torchrun has one already.
-    Without both, rank 0 opens the store that init_process_group() will share.
     """
-    if address:
-        store = dist.TCPStore(*address, None, False)
-    else:
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        owner = state.owns_store = state.rank == 0 and not agent
-        store = dist.TCPStore(host, port, None, owner, multi_tenant=True)
-    state.store = dist.PrefixStore(f"checkup{generation}", store)
+    state.store = dist.PrefixStore(f"checkup{generation}", connect(address))
+    state.interrupts, writes = os.pipe()
+    os.set_blocking(state.interrupts, False)
+    os.set_blocking(writes, False)
+    with suppress(ValueError):  # not in the main thread
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     main = threading.main_thread().ident
     state.thread = threading.Thread(target=run, args=[options, main], daemon=True)
     state.thread.start()
+
+
+def connect(address):
+    """Return a store for all ranks; without torchrun, rank 0 opens one."""
+    if address:
+        return dist.TCPStore(*address, None, False)
+    host = os.environ["MASTER_ADDR"]
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return dist.TCPStore(host, int(os.environ["MASTER_PORT"]), None, False)
+    group = dist.distributed_c10d._get_default_store()
+    state.owns_store = state.rank == 0
+    if state.owns_store:
+        store = dist.TCPStore(host, 0, None, True, wait_for_workers=False)
+        group.set("ddp-checkup/port", str(store.port))
+        return store
+    return dist.TCPStore(host, int(group.get("ddp-checkup/port")), None, False)
 
 
 def run(options, main):
@@ -74,6 +88,7 @@ def watch(options, main):
     cpu = time.process_time()
     while not state.end and not store.check(["stop"]):
         time.sleep(0.2)
+        leave_if_interrupted()
         frame = sys._current_frames().get(main)
         where = frame and (frame.f_code, frame.f_lasti)
         computes = time.process_time() - cpu > 0.1 and not state.waiting
@@ -87,6 +102,16 @@ def watch(options, main):
         store.set(f"beat{state.rank}", json.dumps([waits, idle, place]))
         if idle > min(5, options.hang_timeout):
             find_hang(options, idle, waits, place)
+
+
+def leave_if_interrupted():
+    """End soon after Ctrl-C; a rank that waits in PyTorch's C++ code would not."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # the script has its own
+    with suppress(BlockingIOError):
+        if signal.SIGINT in os.read(state.interrupts, 1000):
+            time.sleep(3)
+            EXIT(128 + signal.SIGINT)
 
 
 def is_in_collective(frame):
@@ -108,15 +133,20 @@ def find_hang(options, idle, waits, place):
             text = f"rank {state.rank} waits {place}, but rank {r} has ended"
             stop_job("collectives", text)
             return
-    beats = [f"beat{r}" for r in ranks if r not in left]
+    here = [r for r in ranks if r not in left]
+    beats = [f"beat{r}" for r in here]
     if idle > options.hang_timeout and store.check(beats):
         others = [json.loads(beat) for beat in store.multi_get(beats)]
-        places = [f"rank {r} is {b[2]}" for r, b in enumerate(others)]
+        places = [f"rank {r} is {b[2]}" for r, b in zip(here, others, strict=True)]
         text = f"{', '.join(places)}, since {idle:.0f} s"
+        waiting = [r for r, b in zip(here, others, strict=True) if b[0]]
         if all(b[0] and b[1] > options.hang_timeout for b in others):
             stop_job("collectives", text)
         elif all(b[1] > 5 * options.hang_timeout for b in others):
             stop_job("failed", text)
+        elif waiting[:1] == [state.rank] and not state.noticed:
+            state.noticed = True  # the others compute, which may be right
+            sys.__stderr__.write(f"Checkup: {text}; it goes on\n")
 
 
 def finish(options):
@@ -196,6 +226,7 @@ def finished_record(done):
     sent, seen = SimpleNamespace(**vars(record)), Counter()
     sent.rank, sent.steps, sent.done = state.rank, state.steps, done
     sent.epochs, sent.loaders = [], len(record.epochs)
+    sent.backwards = state.passes
     for loop in record.epochs:
         seen[loop.key, trains(loop)] += 1
         if loop.base_length and seen[loop.key, trains(loop)] <= MAX_EPOCHS:
@@ -208,15 +239,15 @@ def finished_record(done):
     if not waits:
         sent.weights = [*record.weights, checksums(state.last_parameters)]
         sent.labels = [*record.labels, "end"]
-        for entry in () if stopped else state.modules.values():
+        for entry in state.modules.values() if done else ():
             note_tensors(entry, "at the end")
     for name in ON_DEVICE:
         values = {} if waits else getattr(sent, name)
         setattr(sent, name, tree_map_only(torch.Tensor, torch.Tensor.tolist, values))
     sent.files = {}
-    for path, (line, append) in record.files.items():
-        if os.path.isfile(path):
-            sent.files[path, os.stat(path).st_ino] = line, append
+    for path, (line, kind) in record.files.items():
+        if os.path.exists(path):
+            sent.files[path, os.stat(path).st_ino] = line, kind
     return sent
 
 
@@ -245,12 +276,20 @@ def trains(loop):
     return loop.steps > 0 or loop.last > loop.first
 
 
+def indices_of(batch):
+    """Return the list of indices; raise an error if it holds something else."""
+    found = torch.as_tensor(batch)
+    if found.dim() > 1 or found.is_floating_point() or found.dtype == torch.bool:
+        raise ValueError("pairs, for example of a switch and an index")
+    return found.flatten().tolist()
+
+
 def finished_loop(old, done, trained):
     """Return [what a loop over a loader dealt out], or [] if it has no indices."""
     sampler = getattr(old.loader.batch_sampler, "sampler", old.loader.sampler)
     try:
-        dealt = [torch.as_tensor(batch).flatten().tolist() for batch in old.dealt]
-    except (TypeError, ValueError, RuntimeError):  # not numbers
+        dealt = [indices_of(batch) for batch in old.dealt]
+    except (TypeError, ValueError, RuntimeError):
         return []
     dealt = dealt[: int(min(old.length, len(dealt)))]  # some go on for ever
     new = SimpleNamespace(**{name: getattr(old, name) for name in KEPT})

@@ -15,6 +15,7 @@ FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")
 FOLDERS += [HERE, os.path.dirname(os.path.dirname(torch.__file__))]
 MAIN = f"{os.path.dirname(HERE)}/__main__.py"
 LIBRARIES = ("<", MAIN, *(f"{folder}/" for folder in FOLDERS))
+INSTALLED = "/site-packages/", "/dist-packages/"  # of a user, or of another folder
 
 record = SimpleNamespace()
 state = SimpleNamespace()
@@ -28,12 +29,17 @@ def reset():
     state.store, state.owns_store = None, False
     state.script, state.max_steps = "", 0
     state.address, state.main_prefix = None, ()  # of a spawned rank's store; -m's
+    record.paths = {}  # of files, by the lines that were noted
+    state.noticed = False  # whether a long wait was told
+    state.grouped = False  # whether the script has made a process group
     state.events = 0  # whatever shows that this rank does something
     state.end = ""  # "done", "stopped" (--steps), "failed" or "unseen"
 
 
 def is_library(file):
-    return file.startswith(LIBRARIES) and not file.startswith(state.main_prefix)
+    if file.startswith(state.main_prefix):
+        return False
+    return file.startswith(LIBRARIES) or any(part in file for part in INSTALLED)
 
 
 def user_frames(frame):
@@ -59,6 +65,7 @@ def user_line(frame=None, skip=None):
     if not frames:
         return ""
     line = line_of(frames[0])
+    record.paths[line] = frames[0].f_code.co_filename
     script = [line_of(f) for f in frames if f.f_code.co_filename == state.script]
     return f"{line} (from {script[0]})" if {*script[:1]} - {line} else line
 

@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
 
+from ddp_checkup import __version__
 from ddp_checkup.checks import CHECKS
 from ddp_checkup.checks.verdicts import OK, Check, found, unseen
 from ddp_checkup.record import state
@@ -36,7 +36,8 @@ def judge(ranks, stop):
 def make_row(check, verdict):
     row = {"name": check.name, "promise": check.promise, "text": verdict.text}
     if verdict.state == "found":
-        return row | {"state": verdict.level or check.level, "fix": check.fix}
+        level = verdict.level or check.level
+        return row | {"state": level, "fix": verdict.fix or check.fix}
     return row | {"state": verdict.state, "fix": ""}
 
 
@@ -45,21 +46,53 @@ def report(options, ranks, stop):
     rows = judge(ranks, stop)
     if options.reference and not stop:
         rows.append(compare_with_reference(options))
+    paths = {line: path for r in ranks if r for line, path in r.paths.items()}
     for row in rows:
+        row |= find_place(row, paths)
         if row["name"] in (options.ignore or []) and row["fix"]:
             row["state"] = "ignored"
-    print_report(options, rows, ranks, stop)
-    if options.json:
-        try:
-            with open(options.json, "w") as out:
-                json.dump(rows, out, indent=1)
-        except OSError as error:
-            show(f"Error: --json {options.json}: {error}")
-            return 2
+    unseen_run = "" if stop or None in ranks else saw_nothing(ranks)
+    print_report(options, rows, ranks, stop, unseen_run)
     states = [row["state"] for row in rows]
-    failed = (stop and stop[0] == "failed") or None in ranks
+    failed = (stop and stop[0] == "failed") or None in ranks or unseen_run
     bad = "error" in states or (options.strict and "warning" in states)
-    return int(bool(failed or bad))
+    status = int(bool(failed or bad))
+    if options.json and not write_json(options, rows, status):
+        return 2
+    return status
+
+
+def write_json(options, rows, status):
+    """Write the report for a program; return whether that was possible."""
+    content = {"format": 1, "version": __version__, "script": options.script}
+    content |= {"ranks": state.world, "steps": state.steps, "status": status}
+    try:
+        with open(options.json, "w") as out:
+            json.dump(content | {"checks": rows}, out, indent=1)
+    except OSError as error:
+        show(f"Error: --json: {error.strerror}: {options.json}")
+        return False
+    return True
+
+
+def find_place(row, paths):
+    """Return the file and the line in a row's text, None if there is none."""
+    place = re.search(r"([^\s:]+\.\w+):(\d+)", row["text"])
+    if not (place and row["fix"]):
+        return {"file": None, "line": None}
+    file = os.path.relpath(paths.get(place[0], place[1]))
+    return {"file": file, "line": int(place[2])}
+
+
+def saw_nothing(ranks):
+    """Say why nothing could be checked, if so: no test may pass for ever by that."""
+    if any(r.steps for r in ranks):
+        return ""
+    if any(r.backwards for r in ranks):
+        return "there were backward passes, but no step of a torch.optim.Optimizer"
+    if any(r.loaders for r in ranks):
+        return ""
+    return "there was no optimizer step, and no loop over a DataLoader"
 
 
 def show(*lines):
@@ -67,7 +100,7 @@ def show(*lines):
     state.stdout.flush()
 
 
-def print_report(options, rows, ranks, stop):
+def print_report(options, rows, ranks, stop, unseen_run):
     title = f"Checkup of {options.script}: {state.world} ranks, {state.steps} steps"
     lines = ["", title]
     for level in LEVELS:
@@ -80,6 +113,8 @@ def print_report(options, rows, ranks, stop):
                     lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
     if stop and stop[0] == "failed":
         lines.append(f"{stop[1]}. The report is about the steps before.")
+    if unseen_run:
+        lines.append(f"Error: nothing was checked: {unseen_run}.")
     n = Counter(row["state"] for row in rows)
     last = f"Errors: {n['error']}, warnings: {n['warning']}, advice: {n['advice']}; "
     last += f"{n['ok']} checks ok, {n['not seen']} not seen"
@@ -89,7 +124,7 @@ def print_report(options, rows, ranks, stop):
 
 def compare_with_reference(options):
     """Return a row: whether the losses are those of the script for one GPU."""
-    script, *own = shlex.split(options.reference)
+    script, *own = options.reference
     command = [sys.executable, script, *options.arguments, *own]
     show(f"\nReference: {' '.join(command[1:])}")
     env = {name: v for name, v in os.environ.items() if "RANK" not in name}
@@ -103,8 +138,11 @@ def compare_with_reference(options):
         text = f"at most {apart:.2%} of its first loss apart"
     good = apart is not None and apart <= options.tolerance
     promise = "the losses are those of the reference" + f" ({text})" * good
-    fix = f"Compare with {script}: global batch, learning rate, seed, split, "
-    fix += "augmentation, dropout and BatchNorm; --tolerance allows for chance."
+    fix = (
+        f"Compare with {script}: global batch, learning rate, seed and split of the "
+        "data. Augmentation, dropout and BatchNorm differ on several ranks: if that "
+        "is all, raise --tolerance."
+    )
     check = Check("reference", "error", promise, "", fix, None)
     return make_row(check, OK if good else found(text))
 

@@ -3,7 +3,13 @@
 from itertools import combinations
 
 from ddp_checkup.checks.loops import auxiliary, count, loops
-from ddp_checkup.checks.ranks import have_parts, no_indices, no_own_batches, no_steps
+from ddp_checkup.checks.ranks import (
+    average_in_step,
+    have_parts,
+    no_indices,
+    no_own_batches,
+    no_steps,
+)
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
 
 
@@ -18,6 +24,8 @@ def same_batch(ranks):
     by_index = coverage(ranks)
     if by_index.state != "not seen":
         return OK if by_index.state == "ok" else unseen("see coverage")
+    if average_in_step(ranks) and same_gradients(ranks):
+        return found(same_gradients(ranks))
     inputs, why = same_tensors(ranks, "inputs", all)
     if inputs:
         return found(inputs)
@@ -54,6 +62,19 @@ def same_tensors(ranks, part, how_many):
     return "", ""
 
 
+def same_gradients(ranks):
+    """Say which ranks had the same gradients before the steps that average them."""
+    steps = [r.gradients for r in ranks]
+    if len(steps[0]) < 3 or len({*map(tuple, steps[0])}) == 1:
+        return ""
+    for a, b in combinations(range(len(ranks)), 2):
+        if steps[a] == steps[b]:
+            line = ranks[0].models[0][0]
+            text = f"ranks {a} and {b} had the same gradients before all steps"
+            return f"{line}: {text}, and so the same batches"
+    return ""
+
+
 def slices(ranks):
     """Return whether the ranks load one batch, and each trains on a part of it."""
     for label in ranks[0].labels:
@@ -86,19 +107,18 @@ def coverage(ranks):
         return unseen("no DataLoader was used")
     if slices(ranks):
         return unseen("the ranks take a part of each batch")
-    why, bad = "no DataLoader with indices was used", ""
+    why, undecided, bad = "no DataLoader with indices was used", "", ""
     for line, number, group, items in loops(ranks, True):
-        first = group[0]
+        first, why = group[0], ""
         alike = all(e.sample == first.sample for e in group)
         known = first.shards or len(first.sets) > 1 or (first.sample and alike)
         batch = first.batch * len(ranks)
         twice = any(len(e.items) - len({*e.items}) >= batch for e in group)
         if items is None or not known:
-            why = "each rank may have its own data set"
+            undecided = "each rank may have its own data set"
         elif first.replaces or twice:
-            why = "samples are drawn with replacement"
+            undecided = "samples are drawn with replacement"
         else:
-            why = ""
             again, missing = count(group, items)
             whole = all(e.whole for e in group) and len(group) == len(ranks)
             # The last global batch may be filled up, or dropped.
@@ -108,14 +128,14 @@ def coverage(ranks):
             if again < min(may_repeat, len(items)) and missing <= may_miss:
                 continue
             if first.chooses and differ:
-                why = "the script's own sampler chooses the samples"
+                undecided = "the script's own sampler chooses the samples"
             else:
                 text = f"{again} are repeated, {missing} left out"
                 text = f"{line}, epoch {number}: of {len(items)} samples {text}"
                 bad = bad or text
     if bad:
         return found(bad)
-    return unseen(why) if why else OK
+    return unseen(why or undecided) if why or undecided else OK
 
 
 @check(
@@ -125,17 +145,19 @@ def coverage(ranks):
 )
 def set_epoch(ranks):
     before, why = {}, no_indices(ranks) or "there was one epoch"
+    undecided = ""
     for line, number, group, _ in loops(ranks, True):
         now, last = group[0].order, before.get(line, [])
         before[line], shown = now, min(len(now), len(last))
         if shown >= 8:  # a few may be alike by chance
             if now == sorted(now):
-                why = "the loader does not shuffle"
+                undecided = "the loader does not shuffle"
             elif now[:shown] == last[:shown]:
                 text = f"epoch {number} has the order of epoch {number - 1}"
                 return found(f"{line}: {text}")
             else:
                 why = ""
+    why = undecided or why
     return unseen(why) if why else OK
 
 
@@ -147,9 +169,13 @@ def set_epoch(ranks):
 def split(ranks):
     cut = "" if all(r.done for r in ranks) else "the script did not come to its end"
     why = no_indices(ranks) or cut or "the items cannot be compared"
+    undecided = ""
     for line, number, group, items in loops(ranks, True):
         if items is None:
-            return found(f"{line}: the ranks' subsets overlap, and are not the same")
+            text = f"{line}: the ranks' subsets overlap, and are not the same"
+            if not group[0].shards:
+                text += ", and no DistributedSampler deals them out"
+            return found(f"{text}. Check again after the fix: more may follow")
         first = group[0]
         for name, value in first.lists.items():
             differ = any(e.lists.get(name, value) != value for e in group)
@@ -161,7 +187,10 @@ def split(ranks):
             same = all(e.sample == first.sample for e in group)
             if first.shards and not same:
                 return found(f"{line}: the same index gives different items")
-            why = "" if same else "each rank has its own data set"
+            if not same:
+                undecided = "each rank has its own data set"
+            why = ""
+    why = why or undecided
     return unseen(why) if why else OK
 
 
@@ -183,9 +212,14 @@ def seeds(ranks):
     drawn = [n for n in drawn if first[n] != second[n]]
     step = f"{ranks[0].models[0][0]}, at step 1"
     for name in drawn:
-        if all(r.random[0][name] == first[name] for r in ranks):
-            text = f"{step}: all ranks have the same state of {name}"
-            return found(text, "advice" if any(r.framework for r in ranks) else None)
+        text = f"{step}: all ranks have the same state of {name}"
+        if any(r.random[0][name] != first[name] for r in ranks):
+            seeds_of_all = {r.seeds.get(name) for r in ranks}
+            if None in seeds_of_all or len(seeds_of_all) > 1:
+                continue
+            text = f"{step}: all ranks have seeded {name} with {seeds_of_all.pop()}"
+            text += "; its states differ as the ranks have drawn other amounts"
+        return found(text, "advice" if any(r.framework for r in ranks) else None)
     for line, _, group, _ in loops(ranks, True):
         if group[0].random and group[0].base_seed is not None:
             if group[0].own_seeds:
@@ -205,7 +239,7 @@ def seeds(ranks):
 def eval_coverage(ranks):
     if no_own_batches(ranks):
         return unseen(no_own_batches(ranks))
-    why = "no loop without steps was seen"
+    why, undecided = "no loop without steps was seen", ""
     all_loops = [*loops(ranks, False)]
     for line, number, group, items in all_loops:
         stopped = len(group) < len(ranks) and not all(r.done for r in ranks)
@@ -222,14 +256,15 @@ def eval_coverage(ranks):
         dealt = len(items) + again
         printed = ranks[0].totals & {dealt, len(items)}
         if fills_up and any(e.gathered for e in group) and printed != {dealt}:
-            why = "the script may cut what it has gathered"
+            undecided = "the script may cut what it has gathered"
             continue
         why = ""
         if (again or missing) and any(e.chooses for e in group):
-            why = "the script's own sampler chooses the samples"
+            undecided = "the script's own sampler chooses the samples"
         elif again or missing:
             text = f"{again} of {len(items)} samples count twice, {missing} never"
             small = again < len(ranks) and missing < batch
             level = "warning" if small else "error"
             return found(f"{line}, loop {number}: {text}", level)
+    why = undecided or why
     return unseen(why) if why else OK

@@ -8,6 +8,8 @@ from ddp_checkup.checks.ranks import have_parts, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
 from ddp_checkup.formulas import compute
 
+FEW = 50  # samples of a rank, whose share of hits may be another's by chance
+
 
 @check(
     "all ranks take part in each collective",
@@ -28,17 +30,20 @@ def collectives(ranks):
 
 @check(
     "one rank writes each file",
-    seen="files that are opened for writing",
+    seen="files that Python or an exporter of PyTorch opens for writing",
     fix="Write it within `if rank == 0`, or put the rank into its name.",
 )
 def files(ranks):
     all_files = {file for r in ranks for file in r.files}
-    verdict = OK if all_files else unseen("no file was written")
+    verdict = OK if all_files else unseen("no file was seen to be written")
     for file in sorted(all_files):
         writes = [r.files[file] for r in ranks if file in r.files]
         if len(writes) > 1:
-            text = f"{writes[0][0]}: {len(writes)} ranks write {Path(file[0]).name}"
-            if not all(append for _, append in writes):
+            kinds, name = {kind for _, kind in writes}, Path(file[0]).name
+            if "events" in kinds:
+                name = f"TensorBoard's events in {name}/"
+            text = f"{writes[0][0]}: {len(writes)} ranks write {name}"
+            if "new" in kinds:
                 return found(text)
             verdict = found(text, "warning")
     return verdict
@@ -56,22 +61,31 @@ def own_number(ranks):
     if not ranks[0].prints and warning is OK:
         return unseen("no number of a tensor was read and printed after a loop")
     alone = {g[0].key for _, _, g, _ in loops(ranks, False) if len(g) < len(ranks)}
-    shared, own = set(), []
+    shared, own, compared, undecided = set(), [], False, ""
     for line, readings in reversed(ranks[0].prints):
         values = [values_of_all(ranks, reading) for reading in readings]
         output = [*zip(readings, values, strict=True)]
         of_all = [reading for reading, its in output if is_shared(reading, its)]
+        compared = compared or bool(of_all)
         words = [reading.words for reading in of_all]  # "loss: 2.07 (2.11)"
         for reading, its in output:
             if reading.words not in words and not reading.names & shared:
                 own.append((line, reading, its))
         shared = shared.union(*(reading.names for reading in of_all))
-    matches = Counter(source[:2] for source in {r.source for _, r, _ in own})
     loops_seen = Counter(source[:2] for source in ranks[0].available)
     for line, reading, values in reversed(own):
         place = reading.source[:2]
-        often = 2 * matches[place] >= loops_seen[place]  # else it is by chance
-        if not often or reading.source[1] in alone:
+        texts = {r.text for _, r, _ in own if r.source[:2] == place}
+        loops_matched = {r.source for _, r, _ in own if r.source[:2] == place}
+        often = 2 * len(loops_matched) >= loops_seen[place]
+        if place[1] in alone:
+            undecided = "what one rank evaluates alone cannot be compared"
+            continue
+        if not often or may_be_chance(ranks, reading, len(texts)):
+            undecided = undecided or "a number may be equal by chance"
+            continue
+        if reading.evaluates is None and None in values:
+            undecided = "what one rank reads without a DataLoader cannot be compared"
             continue
         reason = "its own part of the evaluation" if reading.evaluates else "its own"
         if None not in values:
@@ -80,9 +94,27 @@ def own_number(ranks):
         text = f"{line}: {reading.text} is what rank 0 read at {reading.source[0]}"
         if reading.evaluates:
             return found(f"{text}: {reason}")
-        if warning is OK and not (reading.evaluates is None and None in values):
+        if warning is OK:
             warning = found(f"{text}: {reason}", "warning")
-    return warning
+    if warning is not OK:
+        return warning
+    if undecided or not compared:
+        return unseen(undecided or "no printed number could be compared")
+    return OK
+
+
+def may_be_chance(ranks, reading, matches):
+    """Return whether a number of few samples, or of gathered ones, may be another's.
+
+    A count of few samples takes few values, and what is computed from gathered
+    samples is the job's: several matches are needed.
+
+    matches: how many different numbers matched.
+    """
+    values = ranks[0].read[reading.source][reading.start : reading.stop]
+    counts = all(value % 1 == 0 for value in values)
+    few = counts and sum(reading.sizes) < FEW
+    return matches < (3 if few else 2 if reading.gathers else 1)
 
 
 def unreduced(ranks):
@@ -112,7 +144,7 @@ def values_of_all(ranks, reading):
 def is_shared(reading, values):
     """Return whether all ranks have the number, or one has it from all."""
     if None in values:
-        return bool(reading.reduced)
+        return bool(reading.reduced or reading.gathers)
     decimals = len(reading.text.partition(".")[2])
     alike = max(values) - min(values) < 0.1**decimals
     return alike or reading.reduced == "on one rank"
@@ -128,7 +160,7 @@ def host_sync(ranks):
     for r in ranks:
         for line, steps in r.syncs.items():
             if r.trained >= 3 and steps >= 0.9 * r.trained:
-                many = f"in {steps} of {r.trained} steps"
+                many = f"in {steps} of {r.trained} batches"
                 return found(f"{line}: rank {r.rank} reads a number {many}")
     few = any(r.trained < 3 for r in ranks)
     return unseen(no_steps(ranks) or "too few steps") if few else OK

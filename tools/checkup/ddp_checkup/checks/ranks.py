@@ -11,6 +11,11 @@ def have_parts(ranks):
     return any(n != names[0] for n in names) or any(r.parallel for r in ranks)
 
 
+def average_in_step(ranks):
+    """Return whether optimizer.step() averages: before it, gradients differ."""
+    return any(r.own_averages for r in ranks)
+
+
 def no_own_batches(ranks):
     """Say why the ranks need no batches of their own, if so."""
     share = "ranks that share a model may share a batch"

@@ -1,8 +1,9 @@
 """Checks of weights and gradients: the ranks train one model."""
 
+from collections import Counter
 from itertools import combinations, compress
 
-from ddp_checkup.checks.ranks import no_replicas, no_steps
+from ddp_checkup.checks.ranks import average_in_step, no_replicas, no_steps
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
 
 
@@ -19,17 +20,23 @@ def count_differing(of_all, names, what="parameters"):
     bad = [j for j, v in enumerate(zip(*of_all, strict=False)) if len({*v}) > 1]
     if not bad:
         return ""
-    first = names[bad[0]] if bad[0] < len(names) else "one"
-    return f"{len(bad)} of {len(names)} {what} differ, first {first}"
+    first = f", first {names[bad[0]]}" if bad[0] < len(names) else ""
+    return f"{len(bad)} of {len(of_all[0])} {what} differ{first}"
 
 
 def first_difference(ranks, part):
     """Say where and since when parameters differ between ranks, if they do."""
+    models = ranks[0].models
     for i, of_all in steps_of_all(ranks, part):
-        step = i if part == "weights" else i + 1  # weights are those before it
-        line, names = ranks[0].models[max(step, 1) - 1]
+        names = models[min(i, len(models) - 1)][1]
         differing = count_differing(of_all, names)
         if differing:
+            steps = [i]
+            if part == "weights":  # they are those before this step of an optimizer
+                steps = [j for j in range(i) if models[j][1] == names] or [
+                    max(i, 1) - 1
+                ]
+            line, step = models[steps[-1]][0], steps[-1] + 1
             return f"{line}, since step {step}: {differing}"
     return ""
 
@@ -85,10 +92,31 @@ def no_gradient(ranks):
     return not any(value for r in ranks for step in r.gradients for value in step)
 
 
+def other_scales(ranks):
+    """Say at which scales the ranks' GradScalers came to differ, if they did."""
+    for label in ranks[0].scales:
+        scales = [r.scales[label] for r in ranks if label in r.scales]
+        if min(scales) != max(scales):
+            texts = ", ".join(f"{scale:g}" for scale in scales)
+            return f"; the ranks' GradScalers have the scales {texts}"
+    return ""
+
+
+def scaler_fix(ranks):
+    if not other_scales(ranks):
+        return None
+    return (
+        "Give the GradScalers of all ranks the same state, and skip a step on all "
+        "ranks or on none. If the scales differ because the gradients do, train by "
+        "the wrapped model."
+    )
+
+
 @check(
     "gradients are averaged over the ranks",
     seen="checksums of the gradients at each step",
-    fix="Train by the wrapped model, and wrap again after you unfreeze layers.",
+    fix="Train by the wrapped model, wrap again after you unfreeze layers, and "
+    "change gradients after backward() on all ranks alike.",
 )
 def gradients(ranks):
     if no_replicas(ranks):
@@ -100,11 +128,13 @@ def gradients(ranks):
         text = f"no gradient in any step; the optimizer has {len(names)} parameters"
         first = f", first {names[0]}" if names else ""
         return found(f"{line}: {text}{first}")
+    if average_in_step(ranks):
+        return unseen("the optimizer's step() averages them; see weights")
     where = first_difference(ranks, "gradients")
     if where and are_averaged_later(ranks):
         return unseen("the ranks average their weights now and then")
     if where:
-        return found(where)
+        return found(where + other_scales(ranks), fix=scaler_fix(ranks))
     for i, passes in steps_of_all(ranks, "passes"):
         if len({*passes}) > 1:
             numbers = ", ".join(f"rank {r}: {n}" for r, n in enumerate(passes))
@@ -132,12 +162,14 @@ def unused_parameters(ranks):
 @check(
     "all ranks have the same weights after each step",
     seen="checksums of the parameters after each step",
-    fix="Give the optimizers of all ranks the same options and the same state.",
+    fix="Give the optimizers of all ranks the same options and the same state. If "
+    "step() averages over the ranks, all must end it with the same weights.",
 )
 def weights(ranks):
     if no_replicas(ranks):
         return unseen(no_replicas(ranks))
-    if start(ranks).state == "found" or gradients(ranks).state != "ok":
+    averaged = gradients(ranks).state == "ok" or average_in_step(ranks)
+    if start(ranks).state == "found" or not averaged:
         return unseen("see start or gradients")
     where = first_difference(ranks, "weights")
     return found(where) if where else OK
@@ -169,15 +201,28 @@ def buffers(ranks):
             same = {n for n, v in zip(names, now, strict=True) if old.get(n) == v}
             # What differed at first may be constant, or a copy for one rank alone.
             left_out = set() if evaluated else apart & (same if trains else {*names})
+            if not evaluated and alike:  # a copy that one rank keeps, as an EMA
+                left_out |= changed_by_one(ranks, name, of_all)
             kept = [n not in left_out for n in names]
             sums = [[*compress(note[3], kept)] for note in of_all]
             differ = count_differing(sums, [*compress(names, kept)], what)
             used = evaluated or any(name in r.saved for r in ranks)
             if alike and differ and (evaluated or line == "at the end"):
+                saved = [r.saved[name] for r in ranks if name in r.saved]
+                line = f"{saved[0]}, {line}" if saved and not evaluated else line
                 verdict = found(f"{line}: {differ}", "error" if used else "warning")
                 if used:
                     return verdict
     return verdict if seen else unseen("there was none")
+
+
+def changed_by_one(ranks, name, of_all):
+    """Return the names of a module's tensors that one rank alone has changed."""
+    changed = Counter()
+    for r, (_, _, names, now, _) in zip(ranks, of_all, strict=True):
+        old = r.first.get(name, {})
+        changed.update(n for n, v in zip(names, now, strict=True) if old.get(n) != v)
+    return {n for n, times in changed.items() if times == 1}
 
 
 @check(

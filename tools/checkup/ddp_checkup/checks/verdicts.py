@@ -2,7 +2,7 @@
 
 from collections import namedtuple
 
-Verdict = namedtuple("Verdict", "state text level", defaults=["", None])
+Verdict = namedtuple("Verdict", "state text level fix", defaults=["", None, None])
 OK = Verdict("ok")
 
 
@@ -27,8 +27,9 @@ def check(promise, seen, fix, level="error"):
     return make
 
 
-def found(text, level=None):
-    return Verdict("found", text, level)
+def found(text, level=None, fix=None):
+    """level, fix: others than the check's."""
+    return Verdict("found", text, level, fix)
 
 
 def unseen(why):

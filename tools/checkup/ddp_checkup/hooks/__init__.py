@@ -9,9 +9,9 @@ import sys
 import warnings
 
 from ddp_checkup import record
-from ddp_checkup.hooks import collectives, loaders, modules, output, steps
+from ddp_checkup.hooks import collectives, files, loaders, modules, numbers, steps
 
-MODULES = collectives, loaders, steps, modules, output
+MODULES = collectives, loaders, steps, modules, numbers, files
 
 
 def reset():

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch.distributed import fsdp
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
-from torch.distributed.tensor import _dispatch, parallel
+from torch.distributed.tensor import DTensor, _dispatch, parallel
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._pytree import tree_leaves
 
 from ddp_checkup.hooks.loaders import note_inputs
 from ddp_checkup.hooks.shared import keep_out_of_graphs, set_record, wrap
@@ -36,6 +37,10 @@ def reset():
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.forward_batch, state.fsdp_root = -1, None
+    state.backward_line = ""
+    state.reduced_storages = (
+        set()
+    )  # of tensors that were reduced since the last step
 
 
 def stop_job(kind, text):
@@ -43,10 +48,10 @@ def stop_job(kind, text):
     state.store.compare_set("stop", "", json.dumps([kind, text]))
 
 
-def check_collective_order(what, ranks=None):
+def check_collective_order(what, ranks=None, line=""):
     record.counts[ranks] += 1
     number = record.counts[ranks]
-    record.last[ranks] = line = user_line()
+    record.last[ranks] = line = line or user_line()
     if state.store is None or number > MAX_COLLECTIVES:
         return
     mine = json.dumps([what, line, state.rank])
@@ -75,8 +80,12 @@ def before_collective(name, values):
         what += [str(tuple(v.shape[first:])) for v in tensors]
     if name in ("broadcast", "reduce"):
         what += [f"of rank {n}" for n in numbers]
+    if state.depth:
+        note_own_averages(name, values)
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
     if re.search("gather|reduce|to_all", name) and not averages:
+        for tensor in tensors_of(values):
+            state.reduced_storages.add(tensor.untyped_storage().data_ptr())
         to_one = name == "reduce" or name.startswith("gather")
         state.reduced = "on one rank" if to_one else "on all ranks"
         for loop in record.epochs:
@@ -86,6 +95,26 @@ def before_collective(name, values):
     check_collective_order(" ".join(what), members(groups[0]) if groups else None)
 
 
+def tensors_of(values):
+    leaves = tree_leaves(values)
+    leaves = [v for v in leaves if isinstance(v, torch.Tensor)]
+    return [v for v in leaves if not isinstance(v, DTensor)]
+
+
+def note_own_averages(name, values):
+    """Note that optimizer.step() itself averages over the ranks, as ZeRO does.
+
+    To gather or to broadcast parameters is no average, and neither is one number.
+    """
+    groups = state.optimizer.param_groups if state.optimizer else ()
+    parameters = [p for group in groups for p in group["params"]]
+    own = {t.untyped_storage().data_ptr() for t in tensors_of([*parameters])}
+    for tensor in tensors_of(values):
+        other = tensor.untyped_storage().data_ptr() not in own
+        if tensor.numel() > 1 and (other or re.search("reduce|to_all", name)):
+            record.own_averages = True
+
+
 def before_all_reduce(name, values):
     if not state.ddp and not record.sharded:  # gradients that are averaged by hand
         note_inputs(values[0])
@@ -93,6 +122,7 @@ def before_all_reduce(name, values):
 
 def before_backward(name, values):
     state.passes += 1
+    state.backward_line = user_line()
 
 
 def after_ddp(result, values):
@@ -114,6 +144,25 @@ def before_forward(name, values):
     if buffers or (training and ddp.require_backward_grad_sync):
         what = f"a DDP forward with{'' if training else 'out'} gradients"
         check_collective_order(what, members(ddp.process_group))
+
+
+def after_forward(result, values):
+    """Count the backward pass as a collective: its gradients wait for all ranks."""
+    ddp = values[0]
+    syncs = torch.is_grad_enabled() and ddp.require_backward_grad_sync
+    outputs = [t for t in tensors_of(result) if t.requires_grad]
+    if record.join or not (syncs and outputs):
+        return
+    begun = []
+
+    def before_gradient(gradient):
+        if not begun:
+            begun.append(True)
+            group, line = members(ddp.process_group), state.backward_line
+            check_collective_order("the backward pass of a DDP model", group, line)
+
+    for output in outputs:
+        output.register_hook(before_gradient)
 
 
 def note_unused(error):
@@ -157,7 +206,7 @@ def install():
         wrap(dist, name, during="waiting")
     wrap(dist, "all_reduce", before=before_all_reduce)
     wrap(DDP, "__init__", after=after_ddp)
-    wrap(DDP, "forward", before=before_forward, during="busy")
+    wrap(DDP, "forward", before_forward, after_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")
     wrap(Join, "__init__", after=set_record("join"))
     wrap(FSDP1, "__init__", after=after_fully_shard)

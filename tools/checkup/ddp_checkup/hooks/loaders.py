@@ -22,6 +22,7 @@ def reset():
     state.epoch, state.loops = None, 0  # the present loop; those with steps
     state.begun = Counter()  # loops, by key
     state.batch, state.reduced = 0, False  # whether a number was reduced since it
+    state.loading = False  # whether a loader makes a batch in this process
 
 
 def loop_of(iterator):
@@ -72,12 +73,14 @@ def wrap_next():
     @functools.wraps(original)
     def wrapper(self):
         state.events += 1
-        loop = loop_of(self)
+        loop, state.loading = loop_of(self), True
         try:
             batch = original(self)
         except StopIteration:
             loop.exhausted = True
             raise
+        finally:
+            state.loading = False
         state.epoch, loop.batches, loop.last = loop, loop.batches + 1, state.steps
         state.batch, state.reduced = state.batch + 1, False
         if state.steps < MAX_BATCHES:

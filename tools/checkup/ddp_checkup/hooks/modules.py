@@ -12,7 +12,7 @@ from ddp_checkup.record import record, state, user_line
 def reset():
     record.tensors, record.first = {}, {}  # by module: notes; checksums at step 1
     state.modules = {}  # by id: [name, module, steps at its last eval()]
-    record.saved = set()  # names of modules whose state was saved
+    record.saved = {}  # by module: the line that saved its state
     state.switching = ""
 
 
@@ -27,7 +27,7 @@ def before_call(name, values):
         state.modules[id(module)] = [(kind, number), module, None]
     entry = state.modules[id(module)]
     if name == "state_dict":
-        record.saved.add(entry[0])
+        record.saved[entry[0]] = user_line()
     elif name == "train":
         evaluates = False in values[1:]
         if module.training < (not evaluates):
@@ -39,7 +39,9 @@ def note_tensors(entry, line=None):
     """Note (line, evaluated, names, checksums, training) of a module."""
     name, module, steps = entry
     loops = [loop for loop in record.epochs if loop.batches and not loop.steps]
+    # A trainer may train on without a call of train().
     evaluated = any(loop.first == loop.last == steps for loop in loops)
+    evaluated = evaluated and steps == state.steps
     norms = [m for m in module.modules() if isinstance(m, _NormBase)]
     # DDP leaves each rank its own statistics after a training step.
     left_out = {id(b) for m in norms for b in m.buffers() if not evaluated}

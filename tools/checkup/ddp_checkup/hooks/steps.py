@@ -28,6 +28,12 @@ def reset():
     record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
     record.clips = {}  # by label: (line, norm) of clipped gradients
     record.random, record.sharded = [], False  # random: states of the generators
+    record.seeds = {}  # by generator: its seed before the first step
+    record.scales = {}  # by label: of a GradScaler
+    record.own_averages = False  # whether step() itself averages over the ranks
+    state.seeds = {}  # with which Python's and NumPy's generators were seeded
+    state.optimizer = None  # whose step() runs
+    state.train_loop = None  # the last loop with steps
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
     state.random_loop, state.optimized = None, set()  # optimized: ids of parameters
@@ -44,10 +50,12 @@ def before_step(optimizer, args, kwargs):
     if state.depth > 1:  # within another
         return
     found = parameters(optimizer)
+    state.optimizer = optimizer
     state.optimized.update(map(id, found))
     device = found[0].device if found else torch.device("cpu")
     if not record.start:
         record.start, record.device = [checksums(found)], device.type
+        record.seeds = state.seeds | first_seeds(device)
         note_shards(optimizer)
         for entry in state.modules.values() if found else ():
             note_tensors(entry, "at first")
@@ -64,12 +72,14 @@ def before_step(optimizer, args, kwargs):
         if loop.latest is not None:
             record.batches[label], loop.latest = loop.latest, None
         loop.steps += 1
+        state.train_loop = loop
     record.labels.append(label)
     record.passes.append(state.passes)
     state.passes = 0
     record.gradients.append(checksums([p.grad for p in found], device))
     record.weights.append(checksums(found))  # before the step
-    names = [f"{record.names.get(id(p), 'one')} {(*p.shape,)}" for p in found]
+    names = [record.names.get(id(p), "a parameter") for p in found]
+    names = [f"{name} {(*p.shape,)}" for name, p in zip(names, found, strict=True)]
     record.models.append((user_line(), names))
 
 
@@ -79,6 +89,8 @@ def after_step(optimizer, args, kwargs):
         return
     state.last_parameters = parameters(optimizer)
     state.steps, state.events = state.steps + 1, state.events + 1
+    state.optimizer = None
+    state.reduced_storages.clear()
     if state.epoch is None:
         state.batch, state.reduced = state.batch + 1, False
     if state.steps == state.max_steps:
@@ -106,6 +118,30 @@ def note_norm(norm):
         record.clips.setdefault(label, (user_line(), norm.detach()))
 
 
+def note_scale(name, values):
+    scale = values[0]._scale  # get_scale() would wait for the device
+    if scale is not None and state.steps < MAX_STEPS:
+        record.scales[next_label(state.epoch)] = scale.clone()
+
+
+def note_seed(generator):
+    """Return a hook that notes the argument of a generator's seed()."""
+
+    def before(name, values):
+        state.seeds[generator] = values[0] if values else None
+
+    return before
+
+
+def first_seeds(device):
+    seeds = {"PyTorch's generator": torch.initial_seed()}
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        if hasattr(module, "initial_seed"):
+            seeds["the GPU's generator"] = module.initial_seed()
+    return seeds
+
+
 def random_states(device):
     states = {"PyTorch's generator": torch.get_rng_state().numpy().tobytes()}
     if device.type != "cpu":
@@ -122,5 +158,10 @@ def install():
     utils = torch.nn.utils
     wrap(utils, "clip_grad_norm_", after=lambda norm, _: note_norm(norm))
     wrap(utils, "clip_grads_with_norm_", before=lambda _, args: note_norm(args[2]))
+    wrap(torch.amp.GradScaler, "step", before=note_scale)
+    wrap(random, "seed", before=note_seed("Python's random"))
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        wrap(numpy, "seed", before=note_seed("NumPy's generator"))
     optimizers.register_optimizer_step_pre_hook(before_step)
     optimizers.register_optimizer_step_post_hook(after_step)

@@ -1,6 +1,5 @@
-"""Numbers that are read from tensors and printed, and files that are written."""
+"""Numbers that are read from tensors, and those that are printed."""
 
-import os
 import re
 import sys
 from collections import defaultdict
@@ -19,11 +18,14 @@ HOST_SYNCS = ["item", "tolist", "cpu", "numpy"]
 HOST_SYNCS += ["__float__", "__int__", "__bool__", "__format__"]
 # What lies between a hook and its caller; the second one if torch.compile is used.
 HOOK_FILES = HERE, "/torch/_dynamo/eval_frame.py"
-CACHES = "/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"
 MAX_NUMBERS = 20_000  # of each line that reads them
 MAX_OUTPUTS = 1000  # lines and scalars
 # A line says whose numbers it has; a progress bar is not the loop's result.
 SKIPPED = re.compile(r"(rank|gpu|process|worker)\W*0(?![\d.])|\d%\|", re.IGNORECASE)
+# Dates and times of day, with parts of seconds: 2026-11-26 12:00:00,022
+TIME = re.compile(
+    r"\b\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b|\b\d+:\d\d(:\d\d)?([.,]\d+)?\b"
+)
 NUMBER = re.compile(r"(?<![\w.])(?:\d+\.\d+|\d{3,}(?![\d.%]))(?![\w.])")
 PRINTERS = re.compile("print|log|write|info", re.IGNORECASE)  # for their callers
 
@@ -34,7 +36,6 @@ def reset():
     record.prints = []  # outputs after a loop, with what was read before
     record.available = set()  # the keys of what was read before outputs
     record.totals = set()  # whole numbers in the output
-    record.files = {}  # by path: (line, whether all only appended)
     state.numbers = {}  # by (line, loop): what was read since the last output
     state.lines, state.partial = [], ""  # what this rank has printed
 
@@ -43,8 +44,13 @@ def after_read(result, values):
     caller, loop, tensor = sys._getframe(1), state.epoch, values[0]
     while any(file in caller.f_code.co_filename for file in HOOK_FILES):
         caller = caller.f_back
-    if is_library(caller.f_code.co_filename):
+    if is_library(caller.f_code.co_filename) or state.loading:
         return
+    reduced = state.reduced
+    if tensor.requires_grad and state.train_loop not in (None, loop):
+        loop = state.train_loop  # a loss, which is read after another loop
+        storage = tensor.untyped_storage().data_ptr()
+        reduced = reduced if storage in state.reduced_storages else False
     computed = tensor.requires_grad or state.forward_batch == state.batch
     if tensor.device.type != "cpu" or (computed and record.device in (None, "cpu")):
         record.syncs[user_line()].add(state.batch)
@@ -61,7 +67,7 @@ def after_read(result, values):
         for old in [s for s in state.numbers if s[:2] == source[:2] and s != source]:
             del state.numbers[old]  # of an earlier epoch
         start = state.numbers.get(source, [len(read)])[0]
-        state.numbers[source] = start, state.reduced, loop
+        state.numbers[source] = start, reduced, loop
         read += numbers
 
 
@@ -82,6 +88,7 @@ class Tee:
         state.lines += lines
         for line in lines:
             if not SKIPPED.search(line):
+                line = TIME.sub(" ", line)
                 numbers = NUMBER.finditer(line)
                 note_numbers([(line[: m.start()], m[0]) for m in numbers])
         return count
@@ -121,6 +128,7 @@ def find_match(source, numbers):
     values = record.read[source][start:]
     new.stop, new.sizes = start + len(values), batch_sizes(loop) if loop else []
     new.evaluates = not loop.steps if loop else None
+    new.gathers = loop.reduced if loop else False  # since this loop began
     for new.formula in formulas(values, loop, reduced):
         value = compute(new.formula, values, new.sizes)
         for (before, new.text), new.factor in product(numbers, (1, 100)):
@@ -139,29 +147,6 @@ def shows(text, value):
     return exact and text in (repr(value), f"{value:.{decimals}f}")
 
 
-def audit(event, arguments):
-    if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR):
-        note_file(arguments[0], append=bool(arguments[2] & os.O_APPEND))
-    elif event == "os.rename":
-        note_file(arguments[1])
-
-
-def before_save(name, values):
-    note_file(*[v for v in values if isinstance(v, str | os.PathLike)][:1])
-
-
-def note_file(path=None, append=False):
-    if not isinstance(path, str | os.PathLike):
-        return
-    path = os.path.abspath(path)
-    ignored = path.startswith(("/dev/", "/proc/"))
-    if not ignored and not any(cache in path for cache in CACHES):
-        line, only_appended = record.files.get(path, (None, True))
-        record.files[path] = line or user_line(), only_appended and append
-        if state.rank and state.epoch:  # its results may be merged from files
-            state.epoch.gathered = state.epoch.reduced = True
-
-
 def wrap_tensorboard(*_):
     """Wrap what a script may have imported since."""
     writer = sys.modules.get("torch.utils.tensorboard.writer")
@@ -172,6 +157,4 @@ def wrap_tensorboard(*_):
 def install():
     for name in HOST_SYNCS:
         wrap(torch.Tensor, name, after=after_read)
-    wrap(torch, "save", before=before_save)
     wrap(DataLoader, "__iter__", before=wrap_tensorboard)
-    sys.addaudithook(audit)

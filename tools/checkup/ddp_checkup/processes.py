@@ -1,0 +1,197 @@
+"""Processes under the hooks: a launcher's ranks, and those of mp.spawn."""
+
+import functools
+import os
+import runpy
+import sys
+import traceback
+from multiprocessing.process import BaseProcess
+
+import torch.distributed as dist
+from torch.distributed import device_mesh
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+from ddp_checkup import hooks, monitor
+from ddp_checkup.hooks.collectives import note_unused, stop_job
+from ddp_checkup.hooks.numbers import Tee
+from ddp_checkup.hooks.shared import rebind, wrap
+from ddp_checkup.hooks.steps import StopAfterSteps
+from ddp_checkup.record import EXIT, is_library, record, state
+
+INTERRUPTED = 130  # as a shell says it of Ctrl-C
+
+
+class NeedsRanks(BaseException):
+    """The script makes its process group in the process that the user started."""
+
+
+def run_script(options):
+    if options.module:
+        runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(state.script, run_name="__main__")
+
+
+def run_launched(options):
+    """Run the script in a rank that torchrun or another launcher has started."""
+    state.rank, state.world = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE"))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        monitor.start(options)  # else with the process group
+    return run_rank(options, lambda: run_script(options))
+
+
+def run_rank(options, function):
+    """Run a script or a spawned function under the hooks; return its status."""
+    hooks.install()
+    for module in (dist, device_mesh):
+        wrap(module, "init_process_group", after=lambda *_: join_group(options))
+    rebind()
+    stdout, stderr = state.stdout, _ = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = Tee(stdout), Tee(stderr)
+    os._exit = functools.partial(leave, os.getpid(), options)
+    end = "done"
+    try:
+        function()
+    except StopAfterSteps:
+        end = "stopped"
+    except KeyboardInterrupt:
+        EXIT(INTERRUPTED)
+    except SystemExit as error:
+        cause = error.__context__ if state.address else None  # mp.spawn caught it
+        if error.code:
+            fail_rank(options, cause or error)
+            if cause and state.store:
+                print_error(cause)
+            raise
+    except BaseException as error:
+        fail_rank(options, error)
+        print_error(error)
+        return 1
+    sys.stdout, sys.stderr = stdout, stderr
+    return end_rank(options, end)
+
+
+def end_rank(options, end):
+    """Wait for the report; return the status."""
+    state.stdout.flush()
+    if state.store is None:
+        if not state.address:  # else a process of another kind
+            say_no_group(options)
+        return 0 if state.address else 2
+    state.end = end
+    state.thread.join()
+    if end == "stopped":  # the group is open, and would complain
+        EXIT(state.status)
+    return state.status
+
+
+def say_no_group(options):
+    if state.rank == 0:
+        text = f"{options.script} made no process group: it is no DDP script yet"
+        print(f"Error: {text}", file=sys.__stderr__)
+
+
+def leave(process, options, status):
+    """Do what os._exit() does, after the report."""
+    if os.getpid() == process and not state.end:
+        status = end_rank(options, "done") or status
+    EXIT(status)
+
+
+def print_error(error):
+    """Print the traceback without the frames above the user's."""
+    frames = error.__traceback__
+    while frames and is_library(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    error = error.with_traceback(frames)
+    sys.__stderr__.write("".join(traceback.format_exception(error)))
+
+
+def fail_rank(options, error):
+    """Report what was seen before an error of the script."""
+    note_unused(str(error))
+    if not state.store:
+        return
+    if not (state.grouped or state.address):
+        say_no_group(options)
+    state.end = "failed" if state.steps or record.unused else "unseen"
+    if state.end == "failed":
+        stop_job("failed", f"Rank {state.rank} failed")
+    state.thread.join()  # in a store's call it would abort Python's exit
+
+
+def join_group(options):
+    """Start to monitor a rank that has no torchrun: the group tells who it is."""
+    state.grouped = True
+    if state.store is None:
+        state.rank, state.world = dist.get_rank(), dist.get_world_size()
+        monitor.start(options, *(state.address or ()))
+
+
+def run_spawned(target, options, setup, *args, **kwargs):
+    """Run the target of a process that a script starts, under the hooks."""
+    hooks.reset()
+    vars(state).update(setup)
+    sys.exit(run_rank(options, lambda: target(*args, **kwargs)))
+
+
+def refuse_group(process, original, *args, **kwargs):
+    """Do what init_process_group() does, but not in the parent of all ranks."""
+    if os.getpid() == process:
+        raise NeedsRanks
+    return original(*args, **kwargs)
+
+
+def run_parent(options):
+    """Run a script that starts its ranks itself, by mp.spawn; return the status."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    running, jobs = [], 0
+    setup = {n: getattr(state, n) for n in ("script", "max_steps", "main_prefix")}
+    start_process, make_group = BaseProcess.start, dist.init_process_group
+
+    def start(process):
+        nonlocal jobs
+        target = process._target
+        name = getattr(target, "__module__", "")
+        if target and not name.startswith(("torch.utils.data", "multiprocessing")):
+            if not any(p.is_alive() for p in running):  # the next job of this script
+                running.clear()
+                jobs += 1
+            own = setup | {"address": (("127.0.0.1", store.port), jobs)}
+            process._target = functools.partial(run_spawned, target, options, own)
+            running.append(process)
+        return start_process(process)
+
+    BaseProcess.start = start
+    refuse = functools.partial(refuse_group, os.getpid(), make_group)
+    dist.init_process_group = device_mesh.init_process_group = refuse
+    error = None
+    try:
+        run_script(options)
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return INTERRUPTED
+    except (ProcessExitedException, ProcessRaisedException) as failure:
+        error = str(failure).strip()
+    except (NeedsRanks, SystemExit) as end:
+        if jobs and getattr(end, "code", None):
+            raise
+    except Exception as failure:
+        if jobs or not is_about_ranks(failure):
+            print_error(failure)
+            return 1
+    finally:
+        BaseProcess.start = start_process
+        dist.init_process_group = device_mesh.init_process_group = make_group
+    keys = [f"checkup{job}/status" for job in range(1, jobs + 1)]
+    statuses = [int(store.get(key)) for key in keys if store.check([key])]
+    if not statuses:
+        text = f"{options.script} made no process group; start it with -n 2"
+        print(f"Error: {error or text}", file=sys.stderr)
+    return max(statuses, default=2)
+
+
+def is_about_ranks(error):
+    """Return whether a script misses the variables that a launcher sets."""
+    names = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+    return any(name in str(error) for name in names)
