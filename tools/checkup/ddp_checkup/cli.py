@@ -41,7 +41,8 @@ def number_of_ranks(text):
 
 def parse_options():
     """Return the options; end with one line if they cannot be used."""
-    parser = argparse.ArgumentParser("ddp-checkup", None, __doc__)
+    usage = "ddp-checkup [-n RANKS] [OPTIONS] SCRIPT.py [ITS OPTIONS]"
+    parser = argparse.ArgumentParser("ddp-checkup", usage, __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     version = f"ddp-checkup {__version__}"
     parser.add_argument("--version", action="version", version=version)

@@ -49,3 +49,10 @@ def formulas(values, loop, reduced):
 
 def batch_sizes(loop):
     return [len(batch) for batch in loop.dealt if hasattr(batch, "__len__")]
+
+
+def shows(text, value):
+    """Return whether a printed number may be this one."""
+    decimals = len(text.partition(".")[2])
+    exact = decimals > 0 or value % 1 == 0  # whole numbers are counts; NaN is none
+    return exact and text in (repr(value), f"{value:.{decimals}f}")

@@ -27,7 +27,7 @@ from ddp_checkup.report import report
 
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
-ON_DEVICE += "tensors", "first", "scales"
+ON_DEVICE += "tensors", "first", "scales", "losses", "sums"
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
@@ -226,7 +226,7 @@ def finished_record(done):
     sent, seen = SimpleNamespace(**vars(record)), Counter()
     sent.rank, sent.steps, sent.done = state.rank, state.steps, done
     sent.epochs, sent.loaders = [], len(record.epochs)
-    sent.backwards = state.passes
+    sent.backwards, sent.grouped = state.passes, state.grouped
     for loop in record.epochs:
         seen[loop.key, trains(loop)] += 1
         if loop.base_length and seen[loop.key, trains(loop)] <= MAX_EPOCHS:

@@ -74,11 +74,11 @@ def run_rank(options, function):
 def end_rank(options, end):
     """Wait for the report; return the status."""
     state.stdout.flush()
+    state.end = end
     if state.store is None:
         if not state.address:  # else a process of another kind
             say_no_group(options)
         return 0 if state.address else 2
-    state.end = end
     state.thread.join()
     if end == "stopped":  # the group is open, and would complain
         EXIT(state.status)

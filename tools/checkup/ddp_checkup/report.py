@@ -88,6 +88,8 @@ def saw_nothing(ranks):
     """Say why nothing could be checked, if so: no test may pass for ever by that."""
     if any(r.steps for r in ranks):
         return ""
+    if not any(r.grouped for r in ranks):
+        return "the script made no process group, so it is no DDP script yet"
     if any(r.backwards for r in ranks):
         return "there were backward passes, but no step of a torch.optim.Optimizer"
     if any(r.loaders for r in ranks):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ddp_checkup.checks.loops import loops
 from ddp_checkup.checks.ranks import have_parts, no_steps
+from ddp_checkup.checks.sums import sums_as_means
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
 from ddp_checkup.formulas import compute
 
@@ -57,7 +58,9 @@ def files(ranks):
 def own_number(ranks):
     if have_parts(ranks):
         return unseen("ranks that share a model may share a batch")
-    warning = unreduced(ranks)
+    warning = sums_as_means(ranks)
+    if warning is OK:
+        warning = unreduced(ranks)
     if not ranks[0].prints and warning is OK:
         return unseen("no number of a tensor was read and printed after a loop")
     alone = {g[0].key for _, _, g, _ in loops(ranks, False) if len(g) < len(ranks)}

@@ -25,6 +25,7 @@ from ddp_checkup.record import record, state, user_line
 
 KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
 COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
+MAX_NUMBERS = 1000  # losses, and numbers that are reduced
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 
 
@@ -33,6 +34,8 @@ def reset():
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
+    record.losses = []  # numbers whose backward pass was made
+    record.sums = []  # over ranks: (line, losses until it and before, number)
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
@@ -83,6 +86,8 @@ def before_collective(name, values):
     if state.depth:
         note_own_averages(name, values)
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
+    if name in ("all_reduce", "reduce") and not averages:
+        note_sum(values)
     if re.search("gather|reduce|to_all", name) and not averages:
         for tensor in tensors_of(values):
             state.reduced_storages.add(tensor.untyped_storage().data_ptr())
@@ -115,6 +120,19 @@ def note_own_averages(name, values):
             record.own_averages = True
 
 
+def note_sum(values):
+    """Record a number before ranks add it up: a mean's sum is no mean."""
+    tensor, *others = values
+    plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
+    kinds = [v for v in others if isinstance(v, dist.ReduceOp.RedOpType)]
+    number = plain and tensor.numel() == 1 and tensor.is_floating_point()
+    sums = kinds in ([], [dist.ReduceOp.SUM])
+    if number and sums and len(record.sums) < MAX_NUMBERS:
+        before = state.epoch.losses if state.epoch else 0
+        note = user_line(), len(record.losses), before, tensor.detach().clone()
+        record.sums.append(note)
+
+
 def before_all_reduce(name, values):
     if not state.ddp and not record.sharded:  # gradients that are averaged by hand
         note_inputs(values[0])
@@ -122,6 +140,9 @@ def before_all_reduce(name, values):
 
 def before_backward(name, values):
     state.passes += 1
+    loss = values[0] if values else None
+    if isinstance(loss, torch.Tensor) and len(record.losses) < MAX_NUMBERS:
+        record.losses += [loss.detach().clone()] if loss.numel() == 1 else []
     state.backward_line = user_line()
 
 

@@ -60,6 +60,7 @@ def after_iter(iterator, values):
     functions = user_stack(lambda frame: frame.f_code.co_name)
     loop.key = f"{functions} {made} {loop.base_length} {len(subsets)}"
     loop.first = loop.last = state.steps
+    loop.losses = len(record.losses)
     loop.base_seed = iterator._base_seed if loader.num_workers else None
     state.random_loop = None  # it has drawn a seed
     record.epochs.append(loop)

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from ddp_checkup.formulas import batch_sizes, compute, formulas
+from ddp_checkup.formulas import batch_sizes, compute, formulas, shows
 from ddp_checkup.hooks.shared import wrap
 from ddp_checkup.record import HERE, is_library, record, state, user_line
 
@@ -35,6 +35,7 @@ def reset():
     record.syncs = defaultdict(set)  # by line: batches in which it waits
     record.prints = []  # outputs after a loop, with what was read before
     record.available = set()  # the keys of what was read before outputs
+    record.outputs = []  # after sums: (line, text before, number, sums so far)
     record.totals = set()  # whole numbers in the output
     state.numbers = {}  # by (line, loop): what was read since the last output
     state.lines, state.partial = [], ""  # what this rank has printed
@@ -108,6 +109,9 @@ def note_numbers(numbers):
     record.totals |= {int(text) for _, text in numbers if text.isdigit()}
     # Shorter ones are often the same by chance.
     numbers = [n for n in numbers if len(n[1].replace(".", "").lstrip("0")) >= 3]
+    if record.sums and len(record.outputs) < MAX_OUTPUTS:
+        line, known = user_line(skip=PRINTERS), len(record.sums)
+        record.outputs += [(line, before, text, known) for before, text in numbers]
     if loop and not loop.exhausted and loop.iterator() is not None:
         return  # in the middle of an epoch a rank may print its own loss
     if loop and numbers:
@@ -139,12 +143,6 @@ def find_match(source, numbers):
                 new.names = {(begun, name) for name in (new.text, *new.words[-1:])}
                 return new
     return None
-
-
-def shows(text, value):
-    decimals = len(text.partition(".")[2])
-    exact = decimals > 0 or value % 1 == 0  # whole numbers are counts; NaN is none
-    return exact and text in (repr(value), f"{value:.{decimals}f}")
 
 
 def wrap_tensorboard(*_):

@@ -1,0 +1,47 @@
+"""Sums over ranks that are printed as if they were means."""
+
+from math import isclose
+
+from ddp_checkup.checks.verdicts import OK, found
+from ddp_checkup.formulas import shows
+
+LATER = 8  # sums, between that of a number and its output
+
+
+def sums_as_means(ranks):
+    """Return a verdict: whether the job prints a sum of its ranks' means."""
+    for i, (line, *_) in enumerate(ranks[0].sums):
+        notes = [
+            r.sums[i] for r in ranks if len(r.sums) > i and r.sums[i][0] == line
+        ]
+        values = [number for *_, number in notes]
+        total = sum(values)
+        if len(notes) < len(ranks):
+            continue
+        means = all(is_mean(r, note) for r, note in zip(ranks, notes, strict=True))
+        for place, before, text, known in ranks[0].outputs:
+            mean = means or is_share("acc" in before.lower(), values, total)
+            if i < known <= i + LATER and mean and shows(text, total):
+                parts = " + ".join(f"{value:.4g}" for value in values)
+                fix = "Divide the sum by the world size, or use ReduceOp.AVG."
+                text = (
+                    f"{place}: {text} is a sum over the ranks ({parts}, at {line})"
+                )
+                return found(f"{text}, and each was a mean", "warning", fix)
+    return OK
+
+
+def is_mean(rank, note):
+    """Return whether a number was the last loss, or the mean of a loop's losses."""
+    _, count, first, number = note
+    losses = rank.losses[first:count]
+    means = [losses[-1], sum(losses) / len(losses)] if losses else []
+    return any(number and isclose(number, mean, rel_tol=1e-4) for mean in means)
+
+
+def is_share(is_accuracy, values, total):
+    """Return whether the values may be accuracies, and their sum may not."""
+    for whole in (1, 100):
+        if is_accuracy and 0 < max(values) <= whole < total:
+            return True
+    return False
