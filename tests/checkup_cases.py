@@ -146,6 +146,56 @@ eval-coverage warning
 +    dist.all_gather(parts, sums)
 +    sums = sum(parts)
 +    print(f"{sums[1]:.0f} images")
+
+collectives
+-        loss.backward()
++        if rank == 0 and epoch: dist.all_reduce(loss.detach().clone())
++        loss.backward()
+
+seeds warning
+-torch.manual_seed(rank)
++torch.manual_seed(0)
+-0.1 * torch.randn_like(x)
++0.1 * torch.randn(len(x) + rank, 8)[:len(x)]
+
+own-number warning
+-    accuracy = evaluate()
++    if rank == 0:
++        with torch.no_grad():
++            for x, y in DataLoader(val_set, 8): model(x)
+-loss {total:.4f}, accuracy {accuracy:.4f}
++loss {loss.item():.4f}
+
+own-number warning
+-    dist.all_reduce(total)
+-    total = (total[0] / total[1]).item()
++    last = loss.detach().clone()
++    dist.all_reduce(last)
++    total = last.item()
+
+files
+-torch.manual_seed(rank)
++torch.manual_seed(rank); open(b"notes.txt", "w").close()
+
+files
+-torch.manual_seed(rank)
++torch.manual_seed(rank); torch.jit.save(torch.jit.script(nn.ReLU()), "relu.pt")
+
+files
+-torch.manual_seed(rank)
++torch.manual_seed(rank)
++with torch.profiler.profile() as profile: norm(images)
++profile.export_chrome_trace("trace.json")
+
+files warning
+-torch.manual_seed(rank)
++torch.manual_seed(rank); __import__("sqlite3").connect("results.db").close()
+
+files warning
+-torch.manual_seed(rank)
++torch.manual_seed(rank)
++from torch.utils.tensorboard import SummaryWriter
++SummaryWriter("runs").close()
 """
 # Of each: what is another style, and which checks cannot be seen then (?).
 HEALTHY = """
@@ -263,6 +313,45 @@ items are drawn again and again
 +    __len__ = lambda self: 1250
 +    __iter__ = lambda self: iter(torch.randint(101, [1250]).tolist())
 +sampler = Drawn
+
+times of day are no totals, and an exact evaluation proves nothing of another one
+?eval-coverage
+-Subset(val_set, range(rank, 129, world_size)), 8
++val_set, 8, sampler=DistributedSampler(val_set, shuffle=False)
+-    dist.all_reduce(sums)
++    parts = [torch.zeros(2) for _ in range(world_size)]
++    dist.all_gather(parts, sums)
++    sums = sum(parts)
++    print("2026-11-26 12:00:00,130 INFO evaluated")
++    for x, y in DataLoader(Subset(val_set, range(rank, 129, world_size)), 9): pass
+
+rank 0 alone keeps an average of the weights, and saves it
+-copy = nn.Linear(8, 2).eval()
++copy = nn.Linear(8, 16).eval()
++copy.load_state_dict(model[1].state_dict())
+-        total +=
++        if rank == 0: copy.weight.data.lerp_(model[1].weight.data, 0.1)
++        total +=
+
+the data set reads numbers of tensors
+-sampler = DistributedSampler
++class Reads(TensorDataset):
++    def __getitem__(self, i):
++        return self.tensors[0][i], torch.tensor(int(self.tensors[1][i]))
++train_set = Reads(*train_set[:])
++sampler = DistributedSampler
+
+rank 0 alone evaluates, so that nothing can be compared
+?own-number
+?buffers
+-    for buffer in model.buffers(): dist.broadcast(buffer, 0)
+-    dist.all_reduce(sums)
+-Subset(val_set, range(rank, 129, world_size)), 8
++val_set, 8
+-    accuracy = evaluate()
++    accuracy = evaluate() if rank == 0 else 0
+-loss {total:.4f}, accuracy {accuracy:.4f}
++accuracy {accuracy:.4f}
 """
 
 

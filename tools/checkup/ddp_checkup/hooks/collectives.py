@@ -114,7 +114,7 @@ def note_own_averages(name, values):
     groups = state.optimizer.param_groups if state.optimizer else ()
     parameters = [p for group in groups for p in group["params"]]
     own = {t.untyped_storage().data_ptr() for t in tensors_of([*parameters])}
-    for tensor in tensors_of(values):
+    for tensor in tensors_of(values[:1]):  # where the result goes
         other = tensor.untyped_storage().data_ptr() not in own
         if tensor.numel() > 1 and (other or re.search("reduce|to_all", name)):
             record.own_averages = True

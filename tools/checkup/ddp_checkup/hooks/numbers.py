@@ -115,7 +115,10 @@ def note_numbers(numbers):
     if loop and not loop.exhausted and loop.iterator() is not None:
         return  # in the middle of an epoch a rank may print its own loss
     if loop and numbers:
-        loop.printed = loop.printed or user_line(skip=PRINTERS)
+        for each in reversed(record.epochs):
+            if each.last != state.steps:
+                break
+            each.printed = each.printed or user_line(skip=PRINTERS)
     if not numbers or not state.numbers or len(record.prints) >= MAX_OUTPUTS:
         return
     readings = [find_match(source, numbers) for source in state.numbers]

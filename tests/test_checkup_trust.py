@@ -1,0 +1,303 @@
+"""The checkup: what decides whether people trust it, and everyday mistakes."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from checkup_cases import changed
+from conftest import REPOSITORY, free_port
+from fork_ranks import Run
+from test_checkup import check, checkup
+
+COMMAND = [sys.executable, str(REPOSITORY / "tools/checkup")]
+START = """
+import os, time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import *
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+"""
+TRAIN = """
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(8):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+FEW = """
+x = torch.randn(64 + images, 8, generator=torch.Generator().manual_seed(seed))
+y = (x.sum(1) > 0).long()
+val_set = Subset(TensorDataset(x[64:], y[64:]), range(rank, images, world_size))
+model = DDP(nn.Linear(8, 2))
+sampler = DistributedSampler(TensorDataset(x[:64], y[:64]))
+loader = DataLoader(sampler.dataset, 8, sampler=sampler)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for a, b in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+    sums = torch.zeros(2)
+    with torch.no_grad():
+        for a, b in DataLoader(val_set, 8):
+            right = (model.module(a).argmax(1) == b).sum().item()
+            sums += torch.tensor([right, len(b)])
+    dist.all_reduce(sums)
+    if rank == 0:
+        print("accuracy %.2f" % (100 * (sums[0] / sums[1]).numpy()))
+"""
+
+
+@pytest.mark.parametrize(
+    "seed", [3, *(pytest.param(s, marks=pytest.mark.slow) for s in range(3))]
+)
+def test_few_samples_are_no_proof(seed, tmp_path):
+    """A correct accuracy on 27 images may be what rank 0 has counted, by chance."""
+    script = f"{START}\nseed, images = {seed}, 27\n{FEW}"
+    states, output, status = check(script, tmp_path)
+    assert status == 0 and states["own-number"] in ("ok", "not seen"), output
+
+
+@pytest.mark.slow
+def test_many_samples_are_proof(tmp_path):
+    script = f"{START}\nseed, images = 3, 211\n{FEW}"
+    script = script.replace("    dist.all_reduce(sums)\n", "")
+    states, output, status = check(script, tmp_path)
+    assert (states["own-number"], status) == ("error", 1), output
+
+
+def test_what_a_rank_reads_without_a_loader_is_not_seen(tmp_path):
+    """For example rewards, and losses of reinforcement learning."""
+    model = "model = DDP(nn.Linear(8, 2))"
+    prints = "    if rank == 0: print(f'return {loss.detach().item():.4f}')\n"
+    states, output, status = check(START + model + TRAIN + prints, tmp_path)
+    assert (states["own-number"], status) == ("not seen", 0), output
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_has_evaluated_nothing(tmp_path):
+    """As Lightning's: evaluate first, then train without a call of train()."""
+    evaluate = """
+model = DDP(nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2)))
+model.eval()
+with torch.no_grad():
+    for x, in DataLoader(TensorDataset(torch.randn(8, 8)), 4): model.module(x)
+for module in model.modules(): module.training = True
+"""
+    script = START + evaluate + TRAIN
+    states, output, status = check(script, tmp_path, "--steps", 5)
+    assert status == 0 and states["buffers"] == "not seen", output
+    states, output, status = check(script, tmp_path)
+    assert status == 0 and states["buffers"] != "error", output
+
+
+def test_as_many_parameters_differ_as_there_are(tmp_path):
+    """Two optimizers have different numbers, and no name is known without DDP."""
+    script = """
+small, large = nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (small, large)]
+for step in range(4):
+    for model, optimizer in zip((small, large), optimizers):
+        optimizer.zero_grad()
+        model(torch.full((4, 8), step + 1.0)).square().mean().backward()
+        if model is large and rank and step: model[0].weight.grad *= 2
+        optimizer.step()
+"""
+    _, output, status = check(START + script, tmp_path)
+    text = r"since step 4: 1 of 4 parameters differ, first a parameter \(8, 8\)"
+    assert status == 1 and re.search(text, output), output
+
+
+@pytest.mark.slow
+def test_scales_that_differ_are_named(tmp_path):
+    script = """
+model = DDP(nn.Linear(8, 2))
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + rank))
+"""
+    train = TRAIN.replace("loss.backward()", "scaler.scale(loss).backward()")
+    train = train.replace("optimizer.step()", "scaler.step(optimizer)")
+    states, output, status = check(START + script + train, tmp_path)
+    assert (states["gradients"], status) == ("error", 1), output
+    text = "the ranks' GradScalers have the scales 256, 512"
+    assert text in output and "Fix: Give the GradScalers" in output
+
+
+@pytest.mark.slow
+def test_a_split_that_differs_says_that_more_may_follow(tmp_path):
+    changes = (
+        "torch.Generator().manual_seed(2)",
+        "torch.Generator().manual_seed(rank)",
+    )
+    changes = changes, ("8, sampler=sampler)", "8, shuffle=True)")
+    states, output, status = check(changed(changes), tmp_path)
+    assert (states["split"], status) == ("error", 1), output
+    assert "no DistributedSampler deals them out. Check again" in output
+
+
+def test_nothing_checked_is_no_success(tmp_path):
+    for script, text in (
+        ("print(os.environ['DDP_CHECKUP'])", "no optimizer step, and no loop over"),
+        ("nn.Linear(2, 2)(torch.ones(2)).sum().backward()", "no step of a torch.op"),
+    ):
+        _, output, status = check(START + script, tmp_path)
+        assert status == 1 and "Error: nothing was checked" in output, output
+        assert text in output
+    _, output, status = check("print('hello')", tmp_path)
+    assert status == 2 and "script.py made no process group: it is no" in output
+
+
+def test_the_report_for_programs(tmp_path):
+    bug = [("    sampler.set_epoch(epoch)", "")]
+    (tmp_path / "script.py").write_text(changed(bug))
+    (tmp_path / "helper.py").write_text("")
+    checkup(tmp_path, "script.py")
+    report = json.loads((tmp_path / "rows.json").read_text())
+    head = [report[n] for n in ("format", "script", "ranks", "steps", "status")]
+    assert head == [1, "script.py", 2, 21, 1]
+    (row,) = [r for r in report["checks"] if r["state"] == "error"]
+    line = changed(bug).splitlines().index("    for x, y in loader:") + 1
+    assert (row["file"], row["line"]) == ("script.py", line)
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        (["-n", "-1", "a.py"], "argument -n/--ranks: two ranks are the least"),
+        (
+            ["--json", "no/report.json", "a.py"],
+            "--json: cannot write no/report.json",
+        ),
+        (["--reference", "a 'b", "a.py"], "--reference: no closing quotation"),
+        (["--reference", "no.py", "a.py"], "--reference: no script no.py"),
+        (["binary.py"], "binary.py is no Python script"),
+        (["-m", "empty"], "no script empty; give a file's path, or -m MODULE"),
+        (["needs_rank.py"], "Error: needs_rank.py made no process group; start it"),
+        (["group.py"], "Error: group.py made no process group; start it with -n 2"),
+        (["-m", "space.module"], "Error: space.module made no process group; start"),
+    ],
+)
+def test_one_line_for_everyday_mistakes(words, line, tmp_path):
+    (tmp_path / "a.py").write_text("")
+    (tmp_path / "binary.py").write_bytes(b"\x7fELF\0\0")
+    (tmp_path / "needs_rank.py").write_text("import os\nint(os.environ['RANK'])\n")
+    (tmp_path / "group.py").write_text(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', 'tcp://127.0.0.1:1', rank=0, world_size=1)\n"
+        "print('trains unwatched')"
+    )
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "space").mkdir()
+    (tmp_path / "space/module.py").write_text("print('runs')")
+    job = Run(tmp_path, "", "tools/checkup/__main__.py", *words)
+    assert job.join() == [2] and line in job.output(), job.output()
+    assert "Traceback" not in job.output() and "unwatched" not in job.output()
+
+
+def test_left_over_variables(tmp_path):
+    (tmp_path / "a.py").write_text("")
+    for env, line in (
+        ({"RANK": "0"}, "RANK is set, but WORLD_SIZE is not; run `unset RANK`"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE is no number; run `unset"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1, and two ranks are the"),
+    ):
+        if len(env) == 2:
+            env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        job = Run(tmp_path, "", "tools/checkup/__main__.py", "a.py", **env)
+        assert job.join() == [2] and line in job.output(), job.output()
+
+
+def test_the_next_port_may_be_taken(tmp_path):
+    """Without torchrun it listens on a free port."""
+    with socket.socket() as taken:
+        port = int(free_port())
+        taken.bind(("", port + 1))
+        taken.listen()
+        script = START + "model = DDP(nn.Linear(8, 2))" + TRAIN
+        (tmp_path / "script.py").write_text(script)
+        _, output, status = checkup(tmp_path, "script.py", MASTER_PORT=str(port))
+    assert status == 0 and "Checkup of script.py: 2 ranks, 8 steps" in output, output
+
+
+@pytest.mark.slow
+def test_a_rank_that_computes_for_long_is_named(tmp_path):
+    """It may be right: another job is not ended for that."""
+    wait = (
+        "end = time.time() + 12\nwhile rank and time.time() < end: sum(range(999))\n"
+    )
+    script = START + "model = DDP(nn.Linear(8, 2))" + TRAIN + wait + "dist.barrier()"
+    states, output, status = check(script, tmp_path, "--hang-timeout=3")
+    assert status == 0 and states["collectives"] == "ok", output
+    text = (
+        r"Checkup: rank 0 is in barrier at script.py:\d+, rank 1 is at script.py:\d+"
+    )
+    assert re.search(text + r", since \d+ s; it goes on", output), output
+
+
+def start_alone(folder, *words, **env):
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | env
+    return subprocess.Popen(
+        [*COMMAND, *words],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c(tmp_path):
+    """One word, soon, also where a rank waits in PyTorch's C++ code."""
+    script = START + "open(f'{rank}.started', 'w').close()\n"
+    script += "time.sleep(300 * rank)\ndist.barrier()"
+    (tmp_path / "script.py").write_text(script)
+    job = start_alone(tmp_path, "-n2", "script.py")
+    while len([*tmp_path.glob("*.started")]) < 2:
+        time.sleep(0.5)
+        assert job.poll() is None, job.communicate()[0]
+    time.sleep(1)
+    start = time.monotonic()
+    os.killpg(job.pid, signal.SIGINT)
+    output = job.communicate(timeout=100)[0]
+    assert (output.strip(), job.returncode) == ("Stopped.", 130)
+    assert time.monotonic() - start < 25  # torchrun alone waits for 30
+
+
+@pytest.mark.slow
+def test_a_syntax_error_is_shown_once(tmp_path):
+    (tmp_path / "script.py").write_text("def f(:\n")
+    job = start_alone(tmp_path, "-n2", "script.py")
+    output = job.communicate(timeout=200)[0]
+    assert job.returncode == 1 and output.count("SyntaxError") == 1, output
+    assert "ddp_checkup" not in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_host_name_without_an_address(tmp_path):
+    name = ["unshare", "--uts", "sh", "-c", "hostname nobody-knows-me"]
+    if not shutil.which("unshare") or subprocess.run(name).returncode:
+        pytest.skip("needs root")
+    script = START + "model = DDP(nn.Linear(8, 2))" + TRAIN
+    (tmp_path / "script.py").write_text(script)
+    command = " ".join([*COMMAND, "-n2", "script.py"])
+    name[-1] += f"; exec {command}"
+    start = time.monotonic()
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        name, cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "2 ranks, 8 steps" in done.stdout, done.stderr
+    assert time.monotonic() - start < 240  # without --local-addr ten minutes
