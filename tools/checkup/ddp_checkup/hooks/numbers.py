@@ -60,7 +60,7 @@ def after_read(result, values):
     if not isinstance(result, int | float | list) or isinstance(result, bool):
         return
     numbers = [v for v in tree_leaves(result) if isinstance(v, int | float)]
-    if not loop and torch.is_grad_enabled():
+    if not loop and torch.is_grad_enabled() and not is_evaluating():
         return
     source = (user_line(), *((loop.key, loop.number) if loop else ("", 0)))
     read = record.read[source]
@@ -70,6 +70,11 @@ def after_read(result, values):
         start = state.numbers.get(source, [len(read)])[0]
         state.numbers[source] = start, reduced, loop
         read += numbers
+
+
+def is_evaluating():
+    """Return whether a model was switched to eval() since the last step."""
+    return any(steps == state.steps for *_, steps in state.modules.values())
 
 
 class Tee:
