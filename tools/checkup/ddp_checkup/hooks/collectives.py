@@ -41,9 +41,7 @@ def reset():
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.forward_batch, state.fsdp_root = -1, None
     state.backward_line = ""
-    state.reduced_storages = (
-        set()
-    )  # of tensors that were reduced since the last step
+    state.reduced_storages = set()  # of tensors reduced since the last step
 
 
 def stop_job(kind, text):
@@ -125,11 +123,12 @@ def note_sum(values):
     tensor, *others = values
     plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
     kinds = [v for v in others if isinstance(v, dist.ReduceOp.RedOpType)]
-    number = plain and tensor.numel() == 1 and tensor.is_floating_point()
+    is_number = plain and tensor.numel() == 1 and tensor.is_floating_point()
     sums = kinds in ([], [dist.ReduceOp.SUM])
-    if number and sums and len(record.sums) < MAX_NUMBERS:
+    if is_number and sums and len(record.sums) < MAX_NUMBERS:
         before = state.epoch.losses if state.epoch else 0
-        note = user_line(), len(record.losses), before, tensor.detach().clone()
+        number = tensor.detach().reshape(()).clone()
+        note = user_line(), len(record.losses), before, number
         record.sums.append(note)
 
 
@@ -141,8 +140,9 @@ def before_all_reduce(name, values):
 def before_backward(name, values):
     state.passes += 1
     loss = values[0] if values else None
-    if isinstance(loss, torch.Tensor) and len(record.losses) < MAX_NUMBERS:
-        record.losses += [loss.detach().clone()] if loss.numel() == 1 else []
+    is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    if is_number and len(record.losses) < MAX_NUMBERS:
+        record.losses.append(loss.detach().reshape(()).clone())
     state.backward_line = user_line()
 
 
