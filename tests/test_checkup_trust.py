@@ -150,12 +150,11 @@ def test_nothing_checked_is_no_success(tmp_path):
     for script, text in (
         ("print(os.environ['DDP_CHECKUP'])", "no optimizer step, and no loop over"),
         ("nn.Linear(2, 2)(torch.ones(2)).sum().backward()", "no step of a torch.op"),
+        ("", "the script made no process group, so it is no DDP script yet"),
     ):
-        _, output, status = check(START + script, tmp_path)
+        _, output, status = check(script and START + script, tmp_path)
         assert status == 1 and "Error: nothing was checked" in output, output
         assert text in output
-    _, output, status = check("print('hello')", tmp_path)
-    assert status == 2 and "script.py made no process group: it is no" in output
 
 
 def test_the_report_for_programs(tmp_path):
@@ -174,16 +173,10 @@ def test_the_report_for_programs(tmp_path):
 @pytest.mark.parametrize(
     "words, line",
     [
-        (["-n", "-1", "a.py"], "argument -n/--ranks: two ranks are the least"),
-        (
-            ["--json", "no/report.json", "a.py"],
-            "--json: cannot write no/report.json",
-        ),
-        (["--reference", "a 'b", "a.py"], "--reference: no closing quotation"),
+        (["-n", "1", "a.py"], "-n 1: use 2 or more"),
         (["--reference", "no.py", "a.py"], "--reference: no script no.py"),
         (["binary.py"], "binary.py is no Python script"),
         (["-m", "empty"], "no script empty; give a file's path, or -m MODULE"),
-        (["needs_rank.py"], "Error: needs_rank.py made no process group; start it"),
         (["group.py"], "Error: group.py made no process group; start it with -n 2"),
         (["-m", "space.module"], "Error: space.module made no process group; start"),
     ],
@@ -191,7 +184,6 @@ def test_the_report_for_programs(tmp_path):
 def test_one_line_for_everyday_mistakes(words, line, tmp_path):
     (tmp_path / "a.py").write_text("")
     (tmp_path / "binary.py").write_bytes(b"\x7fELF\0\0")
-    (tmp_path / "needs_rank.py").write_text("import os\nint(os.environ['RANK'])\n")
     (tmp_path / "group.py").write_text(
         "import torch.distributed as dist\n"
         "dist.init_process_group(rank=0, world_size=1, store=dist.HashStore())\n"
@@ -208,7 +200,7 @@ def test_one_line_for_everyday_mistakes(words, line, tmp_path):
 def test_left_over_variables(tmp_path):
     (tmp_path / "a.py").write_text("")
     for env, line in (
-        ({"RANK": "0"}, "RANK is set, but WORLD_SIZE is not; run `unset RANK`"),
+        ({"RANK": "0"}, "RANK is set, but WORLD_SIZE is not: add -n 2, or run"),
         ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE is no number; run `unset"),
         ({"RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1, and two ranks are the"),
     ):

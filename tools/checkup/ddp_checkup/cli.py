@@ -33,12 +33,6 @@ CHECK = {"choices": [check.name for check in CHECKS], "metavar": "CHECK"}
 OF_A_RANK = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
-def number_of_ranks(text):
-    if int(text) < 2:
-        raise argparse.ArgumentTypeError("two ranks are the least")
-    return int(text)
-
-
 def parse_options():
     """Return the options; end with one line if they cannot be used."""
     usage = "ddp-checkup [-n RANKS] [OPTIONS] SCRIPT.py [ITS OPTIONS]"
@@ -46,7 +40,7 @@ def parse_options():
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     version = f"ddp-checkup {__version__}"
     parser.add_argument("--version", action="version", version=version)
-    parser.add_argument("-n", "--ranks", type=number_of_ranks, help="ranks; best 4")
+    parser.add_argument("-n", "--ranks", type=int, help="ranks; best 4")
     parser.add_argument("-m", "--module", action="store_true", help="run a module")
     parser.add_argument("--steps", type=int, default=0, help="steps to stop after")
     parser.add_argument("--strict", action="store_true", help="warnings fail too")
@@ -68,23 +62,29 @@ def parse_options():
         print(f"Seen by: {check.seen}.\nFix: {check.fix}")
         sys.exit()
     if not options.script:
-        parser.error("no script; give a file's path, or -m MODULE")
+        parser.error("name a script, or -m MODULE")
     if not find_script(options):
         parser.error(f"no script {options.script}; give a file's path, or -m MODULE")
+    check_options(options, parser)
     check_source(parser, find_script(options))
-    if options.json and os.environ.get("RANK", "0") == "0":  # rank 0 writes it
-        folder = os.path.dirname(os.path.abspath(options.json))
-        if not os.access(folder, os.W_OK) or os.path.isdir(options.json):
-            parser.error(f"--json: cannot write {options.json}")
-    if options.reference:
-        try:
-            options.reference = shlex.split(options.reference)
-        except ValueError as error:
-            parser.error(f"--reference: {str(error).lower()}")
-        if not os.path.isfile(options.reference[0]):
-            parser.error(f"--reference: no script {options.reference[0]}")
     options.is_rank = is_rank(parser, options)
     return options
+
+
+def check_options(options, parser):
+    """End with one line if an option cannot be used, before the script runs."""
+    if options.ranks is not None and options.ranks < 2:
+        parser.error(f"-n {options.ranks}: use 2 or more")
+    try:
+        options.reference = shlex.split(options.reference or "")
+        if options.json and os.environ.get("RANK", "0") == "0":  # rank 0 writes it
+            open(options.json, "a").close()
+    except ValueError as error:
+        parser.error(f"--reference: {error}")
+    except OSError as error:
+        parser.error(f"--json: {error}")
+    if options.reference and not os.path.isfile(options.reference[0]):
+        parser.error(f"--reference: no script {options.reference[0]}")
 
 
 def check_source(parser, path):
@@ -113,7 +113,7 @@ def is_rank(parser, options):
     for name in OF_A_RANK:
         if not os.environ.get(name):
             text = f"RANK is set, but {name} is not"
-            parser.error(f"{text}; run `unset RANK`, and start ranks with -n 2")
+            parser.error(f"{text}: add -n 2, or run `unset RANK`")
         if name != "MASTER_ADDR" and not os.environ[name].isdigit():
             parser.error(f"{name} is no number; run `unset {name}`")
     if os.environ["WORLD_SIZE"] in ("0", "1"):
@@ -123,7 +123,7 @@ def is_rank(parser, options):
 
 def main():
     options = parse_options()
-    os.environ["DDP_CHECKUP"] = "1"  # by it a script's log knows that it is watched
+    os.environ["DDP_CHECKUP"] = "1"  # a watched run is no measurement of speed
     if options.ranks and not options.is_rank:
         start_ranks(options)
     hooks.reset()
@@ -155,7 +155,7 @@ def find_script(options):
 
 def start_ranks(options):
     """Start this command by torchrun, as so many ranks; exit with its status."""
-    # A laptop's own name may have no address.
+    # They meet here, also where nobody can resolve this machine's name.
     command = ["--standalone", "--local-addr=127.0.0.1"]
     command += [f"--nproc-per-node={options.ranks}"]
     folder = os.path.dirname(HERE)

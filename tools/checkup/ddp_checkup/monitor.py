@@ -40,8 +40,16 @@ def start(options, address=None, generation=0):
     """Meet the other ranks at a store, and watch this one.
 
     address: (host, port) of the store of a parent process; torchrun has one already.
+    Without both, rank 0 opens the store that init_process_group() will share.
     """
-    state.store = dist.PrefixStore(f"checkup{generation}", connect(address))
+    if address:
+        store = dist.TCPStore(*address, None, False)
+    else:
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        owner = state.owns_store = state.rank == 0 and not agent
+        store = dist.TCPStore(host, port, None, owner, multi_tenant=True)
+    state.store = dist.PrefixStore(f"checkup{generation}", store)
     state.interrupts, writes = os.pipe()
     os.set_blocking(state.interrupts, False)
     os.set_blocking(writes, False)
@@ -50,22 +58,6 @@ def start(options, address=None, generation=0):
     main = threading.main_thread().ident
     state.thread = threading.Thread(target=run, args=[options, main], daemon=True)
     state.thread.start()
-
-
-def connect(address):
-    """Return a store for all ranks; without torchrun, rank 0 opens one."""
-    if address:
-        return dist.TCPStore(*address, None, False)
-    host = os.environ["MASTER_ADDR"]
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return dist.TCPStore(host, int(os.environ["MASTER_PORT"]), None, False)
-    group = dist.distributed_c10d._get_default_store()
-    state.owns_store = state.rank == 0
-    if state.owns_store:
-        store = dist.TCPStore(host, 0, None, True, wait_for_workers=False)
-        group.set("ddp-checkup/port", str(store.port))
-        return store
-    return dist.TCPStore(host, int(group.get("ddp-checkup/port")), None, False)
 
 
 def run(options, main):

@@ -5,6 +5,7 @@ import os
 import runpy
 import sys
 import traceback
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from ddp_checkup.hooks.steps import StopAfterSteps
 from ddp_checkup.record import EXIT, is_library, record, state
 
 INTERRUPTED = 130  # as a shell says it of Ctrl-C
+TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 
 class NeedsRanks(BaseException):
@@ -35,8 +37,7 @@ def run_script(options):
 def run_launched(options):
     """Run the script in a rank that torchrun or another launcher has started."""
     state.rank, state.world = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE"))
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        monitor.start(options)  # else with the process group
+    monitor.start(options)
     return run_rank(options, lambda: run_script(options))
 
 
@@ -48,7 +49,7 @@ def run_rank(options, function):
     rebind()
     stdout, stderr = state.stdout, _ = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Tee(stdout), Tee(stderr)
-    os._exit = functools.partial(leave, os.getpid(), options)
+    os._exit = functools.partial(leave, os.getpid())
     end = "done"
     try:
         function()
@@ -59,42 +60,34 @@ def run_rank(options, function):
     except SystemExit as error:
         cause = error.__context__ if state.address else None  # mp.spawn caught it
         if error.code:
-            fail_rank(options, cause or error)
+            fail_rank(cause or error)
             if cause and state.store:
                 print_error(cause)
             raise
     except BaseException as error:
-        fail_rank(options, error)
+        fail_rank(error)
         print_error(error)
         return 1
     sys.stdout, sys.stderr = stdout, stderr
-    return end_rank(options, end)
+    return end_rank(end)
 
 
-def end_rank(options, end):
+def end_rank(end):
     """Wait for the report; return the status."""
     state.stdout.flush()
+    if state.store is None:  # a spawned process that made no process group
+        return 0
     state.end = end
-    if state.store is None:
-        if not state.address:  # else a process of another kind
-            say_no_group(options)
-        return 0 if state.address else 2
     state.thread.join()
     if end == "stopped":  # the group is open, and would complain
         EXIT(state.status)
     return state.status
 
 
-def say_no_group(options):
-    if state.rank == 0:
-        text = f"{options.script} made no process group: it is no DDP script yet"
-        print(f"Error: {text}", file=sys.__stderr__)
-
-
-def leave(process, options, status):
+def leave(process, status):
     """Do what os._exit() does, after the report."""
     if os.getpid() == process and not state.end:
-        status = end_rank(options, "done") or status
+        status = end_rank("done") or status
     EXIT(status)
 
 
@@ -107,25 +100,24 @@ def print_error(error):
     sys.__stderr__.write("".join(traceback.format_exception(error)))
 
 
-def fail_rank(options, error):
+def fail_rank(error):
     """Report what was seen before an error of the script."""
     note_unused(str(error))
     if not state.store:
         return
-    if not (state.grouped or state.address):
-        say_no_group(options)
     state.end = "failed" if state.steps or record.unused else "unseen"
     if state.end == "failed":
-        stop_job("failed", f"Rank {state.rank} failed")
+        with suppress(dist.DistError):  # the process with the store has ended
+            stop_job("failed", f"Rank {state.rank} failed")
     state.thread.join()  # in a store's call it would abort Python's exit
 
 
 def join_group(options):
-    """Start to monitor a rank that has no torchrun: the group tells who it is."""
+    """Start to monitor a spawned rank: it has learnt its number."""
     state.grouped = True
     if state.store is None:
         state.rank, state.world = dist.get_rank(), dist.get_world_size()
-        monitor.start(options, *(state.address or ()))
+        monitor.start(options, *state.address)
 
 
 def run_spawned(target, options, setup, *args, **kwargs):
@@ -176,10 +168,14 @@ def run_parent(options):
     except (NeedsRanks, SystemExit) as end:
         if jobs and getattr(end, "code", None):
             raise
-    except Exception as failure:
-        if jobs or not is_about_ranks(failure):
+    except KeyError as failure:
+        if jobs or failure.args[0] not in TORCHRUN:
             print_error(failure)
             return 1
+        error = f"{options.script} reads {failure}, which torchrun sets; add -n 2"
+    except Exception as failure:
+        print_error(failure)
+        return 1
     finally:
         BaseProcess.start = start_process
         dist.init_process_group = device_mesh.init_process_group = make_group
@@ -189,9 +185,3 @@ def run_parent(options):
         text = f"{options.script} made no process group; start it with -n 2"
         print(f"Error: {error or text}", file=sys.stderr)
     return max(statuses, default=2)
-
-
-def is_about_ranks(error):
-    """Return whether a script misses the variables that a launcher sets."""
-    names = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
-    return any(name in str(error) for name in names)

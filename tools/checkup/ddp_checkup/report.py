@@ -70,7 +70,7 @@ def write_json(options, rows, status):
         with open(options.json, "w") as out:
             json.dump(content | {"checks": rows}, out, indent=1)
     except OSError as error:
-        show(f"Error: --json: {error.strerror}: {options.json}")
+        show(f"Error: --json {options.json}: {error}")
         return False
     return True
 
@@ -140,11 +140,8 @@ def compare_with_reference(options):
         text = f"at most {apart:.2%} of its first loss apart"
     good = apart is not None and apart <= options.tolerance
     promise = "the losses are those of the reference" + f" ({text})" * good
-    fix = (
-        f"Compare with {script}: global batch, learning rate, seed and split of the "
-        "data. Augmentation, dropout and BatchNorm differ on several ranks: if that "
-        "is all, raise --tolerance."
-    )
+    fix = f"Compare with {script}: global batch, learning rate, seed, split, "
+    fix += "augmentation, dropout and BatchNorm; --tolerance allows for chance."
     check = Check("reference", "error", promise, "", fix, None)
     return make_row(check, OK if good else found(text))
 

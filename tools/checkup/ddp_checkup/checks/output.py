@@ -121,10 +121,15 @@ def may_be_chance(ranks, reading, matches):
 
 
 def unreduced(ranks):
-    """Return a warning if each rank evaluates a part, and nothing is reduced."""
+    """Return a warning if each rank evaluates a part, and nothing is reduced.
+
+    One loop may show samples, say, after another's results were reduced.
+    """
+    evaluations = [e for r in ranks for e in r.epochs if not e.trains]
+    reduced = {e.first for e in evaluations if e.reduced}
     for line, _, group, _ in loops(ranks, False):
         apart = len({frozenset(e.items) for e in group}) == len(ranks)
-        if apart and group[0].printed and not any(e.reduced for e in group):
+        if apart and group[0].printed and group[0].first not in reduced:
             text = f"each rank evaluates a part at {line}, and nothing is reduced"
             return found(f"{group[0].printed}: {text}", "warning")
     return OK
