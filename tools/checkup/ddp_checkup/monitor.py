@@ -238,7 +238,8 @@ def finished_record(done):
         setattr(sent, name, tree_map_only(torch.Tensor, torch.Tensor.tolist, values))
     sent.files = {}
     for path, (line, kind) in record.files.items():
-        if os.path.exists(path):
+        # A folder is opened for a file without a name.
+        if os.path.isfile(path) or (kind == "events" and os.path.isdir(path)):
             sent.files[path, os.stat(path).st_ino] = line, kind
     return sent
 

@@ -4,7 +4,8 @@ from itertools import combinations
 
 from ddp_checkup.checks.loops import auxiliary, count, loops
 from ddp_checkup.checks.ranks import (
-    average_in_step,
+    average_before_step,
+    communicate_in_step,
     have_parts,
     no_indices,
     no_own_batches,
@@ -24,8 +25,9 @@ def same_batch(ranks):
     by_index = coverage(ranks)
     if by_index.state != "not seen":
         return OK if by_index.state == "ok" else unseen("see coverage")
-    if average_in_step(ranks) and same_gradients(ranks):
-        return found(same_gradients(ranks))
+    by_gradient = same_gradients(ranks)
+    if by_gradient:
+        return found(by_gradient)
     inputs, why = same_tensors(ranks, "inputs", all)
     if inputs:
         return found(inputs)
@@ -64,6 +66,8 @@ def same_tensors(ranks, part, how_many):
 
 def same_gradients(ranks):
     """Say which ranks had the same gradients before the steps that average them."""
+    if average_before_step(ranks) or not communicate_in_step(ranks):
+        return ""
     steps = [r.gradients for r in ranks]
     if len(steps[0]) < 3 or len({*map(tuple, steps[0])}) == 1:
         return ""

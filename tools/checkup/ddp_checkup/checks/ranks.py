@@ -11,9 +11,17 @@ def have_parts(ranks):
     return any(n != names[0] for n in names) or any(r.parallel for r in ranks)
 
 
-def average_in_step(ranks):
-    """Return whether optimizer.step() averages: before it, gradients differ."""
+def communicate_in_step(ranks):
+    """Return whether optimizer.step() itself averages or gathers, as ZeRO does.
+
+    Then gradients may differ before it.
+    """
     return any(r.own_averages for r in ranks)
+
+
+def average_before_step(ranks):
+    """Return whether DDP or the script averages before optimizer.step()."""
+    return any(r.averages or r.unused is not None for r in ranks)
 
 
 def no_own_batches(ranks):

@@ -1,5 +1,6 @@
 """Sums over ranks that are printed as if they were means."""
 
+import re
 from math import isclose
 
 from ddp_checkup.checks.verdicts import OK, found
@@ -9,7 +10,12 @@ LATER = 8  # sums, between that of a number and its output
 
 
 def sums_as_means(ranks):
-    """Return a verdict: whether the job prints a sum of its ranks' means."""
+    """Return a verdict: whether the job prints a sum of its ranks' means.
+
+    Without DDP a loss may be a rank's part of the mean: its gradients are summed.
+    """
+    if any(r.unused is None for r in ranks):
+        return OK
     for i, (line, *_) in enumerate(ranks[0].sums):
         notes = [
             r.sums[i] for r in ranks if len(r.sums) > i and r.sums[i][0] == line
@@ -20,7 +26,7 @@ def sums_as_means(ranks):
             continue
         means = all(is_mean(r, note) for r, note in zip(ranks, notes, strict=True))
         for place, before, text, known in ranks[0].outputs:
-            mean = means or is_share("acc" in before.lower(), values, total)
+            mean = means or is_share(before, values, total)
             if i < known <= i + LATER and mean and shows(text, total):
                 parts = " + ".join(f"{value:.4g}" for value in values)
                 fix = "Divide the sum by the world size, or use ReduceOp.AVG."
@@ -39,9 +45,12 @@ def is_mean(rank, note):
     return any(number and isclose(number, mean, rel_tol=1e-4) for mean in means)
 
 
-def is_share(is_accuracy, values, total):
-    """Return whether the values may be accuracies, and their sum may not."""
-    for whole in (1, 100):
-        if is_accuracy and 0 < max(values) <= whole < total:
-            return True
-    return False
+def is_share(before, values, total):
+    """Return whether the values may be accuracies, and their sum may not.
+
+    Whole numbers may be counts, and the last word before a number says what it is.
+    """
+    named = re.search(r"acc\w*\W*$", before, re.IGNORECASE)
+    if not named or all(value % 1 == 0 for value in values):
+        return False
+    return any(0 < max(values) <= whole < total for whole in (1, 100))

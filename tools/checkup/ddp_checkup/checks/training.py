@@ -3,7 +3,12 @@
 from collections import Counter
 from itertools import combinations, compress
 
-from ddp_checkup.checks.ranks import average_in_step, no_replicas, no_steps
+from ddp_checkup.checks.ranks import (
+    average_before_step,
+    communicate_in_step,
+    no_replicas,
+    no_steps,
+)
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
 
 
@@ -128,9 +133,9 @@ def gradients(ranks):
         text = f"no gradient in any step; the optimizer has {len(names)} parameters"
         first = f", first {names[0]}" if names else ""
         return found(f"{line}: {text}{first}")
-    if average_in_step(ranks):
-        return unseen("the optimizer's step() averages them; see weights")
     where = first_difference(ranks, "gradients")
+    if communicate_in_step(ranks) and (where or not average_before_step(ranks)):
+        return unseen("the optimizer's step() averages them; see weights")
     if where and are_averaged_later(ranks):
         return unseen("the ranks average their weights now and then")
     if where:
@@ -168,10 +173,12 @@ def unused_parameters(ranks):
 def weights(ranks):
     if no_replicas(ranks):
         return unseen(no_replicas(ranks))
-    averaged = gradients(ranks).state == "ok" or average_in_step(ranks)
+    averaged = gradients(ranks).state == "ok" or communicate_in_step(ranks)
     if start(ranks).state == "found" or not averaged:
         return unseen("see start or gradients")
     where = first_difference(ranks, "weights")
+    if where and are_averaged_later(ranks):
+        return unseen("the ranks average their weights now and then")
     return found(where) if where else OK
 
 

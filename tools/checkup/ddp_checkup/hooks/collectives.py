@@ -84,6 +84,8 @@ def before_collective(name, values):
     if state.depth:
         note_own_averages(name, values)
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
+    if state.passes and not averages and "reduce" in name:
+        record.averages |= any(tensor.numel() > 1 for tensor in tensors_of(values))
     if name in ("all_reduce", "reduce") and not averages:
         note_sum(values)
     if re.search("gather|reduce|to_all", name) and not averages:

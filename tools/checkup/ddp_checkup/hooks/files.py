@@ -38,8 +38,6 @@ def note_file(path=None, how="new"):
     path = os.path.abspath(os.fsdecode(path))
     if path.startswith(("/dev/", "/proc/")) or any(c in path for c in CACHES):
         return
-    if os.path.isdir(path):  # opened for a file without a name
-        return
     folder, name = os.path.split(path)
     if EVENTS.match(name):
         path, how = folder, "events"

@@ -30,7 +30,8 @@ def reset():
     record.random, record.sharded = [], False  # random: states of the generators
     record.seeds = {}  # by generator: its seed before the first step
     record.scales = {}  # by label: of a GradScaler
-    record.own_averages = False  # whether step() itself averages over the ranks
+    record.own_averages = False  # whether step() itself averages or gathers
+    record.averages = False  # whether the script averages after a backward pass
     state.seeds = {}  # with which Python's and NumPy's generators were seeded
     state.optimizer = None  # whose step() runs
     state.train_loop = None  # the last loop with steps
