@@ -12,8 +12,8 @@ import time
 
 import pytest
 from checkup_cases import changed
-from conftest import REPOSITORY, free_port
-from fork_ranks import Run
+from conftest import REPOSITORY
+from fork_ranks import Run, free_port
 from test_checkup import check, checkup
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools/checkup")]
