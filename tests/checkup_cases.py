@@ -220,6 +220,7 @@ workers draw the items, and nothing is shuffled
 +8, num_workers=1, sampler
 
 collectives of other kinds and of one rank; a scaler, two passes, a batch sampler
+?own-number
 -    total = (
 +    tempfile.TemporaryFile().close()
 +    with torch.no_grad(): target(x); (x[0, 0] * torch.nan).item()
@@ -343,7 +344,6 @@ the data set reads numbers of tensors
 
 rank 0 alone evaluates, so that nothing can be compared
 ?own-number
-?buffers
 -    for buffer in model.buffers(): dist.broadcast(buffer, 0)
 +    pass
 -    dist.all_reduce(sums)
