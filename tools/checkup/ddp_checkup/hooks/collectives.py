@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, _dispatch, parallel
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils._pytree import tree_leaves
 
-from ddp_checkup.hooks.loaders import note_inputs
+from ddp_checkup.hooks.loaders import leave_evaluation, note_inputs
 from ddp_checkup.hooks.shared import keep_out_of_graphs, set_record, wrap
 from ddp_checkup.record import record, state, user_line
 
@@ -160,6 +160,7 @@ def before_forward(name, values):
     if training:
         state.ddp, state.forward_line = ddp, user_line()
         record.unused = ""
+        leave_evaluation()
         note_inputs(values[1:])
     if record.join:
         return

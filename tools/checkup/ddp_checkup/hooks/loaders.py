@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
 
@@ -60,6 +61,7 @@ def after_iter(iterator, values):
     functions = user_stack(lambda frame: frame.f_code.co_name)
     loop.key = f"{functions} {made} {loop.base_length} {len(subsets)}"
     loop.first = loop.last = state.steps
+    loop.no_grad = not torch.is_grad_enabled()
     loop.losses = len(record.losses)
     loop.base_seed = iterator._base_seed if loader.num_workers else None
     state.random_loop = None  # it has drawn a seed
@@ -89,6 +91,12 @@ def wrap_next():
         return batch
 
     Iterator.__next__ = wrapper
+
+
+def leave_evaluation():
+    """Forget an evaluation that has ended: the training may have no DataLoader."""
+    if state.epoch and state.epoch.exhausted and state.epoch.no_grad:
+        state.epoch = None
 
 
 def next_label(loop):

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as optimizers
 
-from ddp_checkup.hooks.loaders import next_label
+from ddp_checkup.hooks.loaders import leave_evaluation, next_label
 from ddp_checkup.hooks.modules import note_tensors
 from ddp_checkup.hooks.shared import checksums, contents, wrap
 from ddp_checkup.record import record, state, user_line
@@ -60,6 +60,7 @@ def before_step(optimizer, args, kwargs):
         note_shards(optimizer)
         for entry in state.modules.values() if found else ():
             note_tensors(entry, "at first")
+    leave_evaluation()
     loop = state.epoch
     label = number, steps = next_label(loop)
     if steps == 0 and len(record.random) < 2:
