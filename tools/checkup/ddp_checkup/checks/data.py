@@ -129,9 +129,11 @@ def coverage(ranks):
             may_miss = batch * first.drops if whole else len(items)
             may_repeat = batch if first.drops or not first.shards else len(ranks)
             differ = len({frozenset(e.items) for e in group}) == len(group)
+            # An index may mean another sample on each rank, as in YOLOv5.
+            own = not (first.sample and alike)
             if again < min(may_repeat, len(items)) and missing <= may_miss:
                 continue
-            if first.chooses and differ:
+            if first.chooses and (differ or own):
                 undecided = "the script's own sampler chooses the samples"
             else:
                 text = f"{again} are repeated, {missing} left out"
