@@ -214,7 +214,7 @@ def checkup(script, datadir, folder, options):
     command += f"{OPTIONS[exercise]} {CHECKED[exercise]} {options}".split()
     run = Run(folder, datadir, "tools/checkup/__main__.py", *command, ranks=2)
     statuses, found = run.join(), defaultdict(set)
-    for row in json.loads((folder / "rows.json").read_text()):
+    for row in json.loads((folder / "rows.json").read_text())["checks"]:
         found[row["state"]].add(row["name"])
     assert statuses == [bool(found["error"])] * 2, run.output()
     return found["error"] | found["warning"] | found["advice"], found["not seen"]

@@ -121,7 +121,8 @@ def note_norm(norm):
 
 
 def note_scale(name, values):
-    scale = values[0]._scale  # get_scale() would wait for the device
+    # get_scale() would wait for the device; a disabled scaler has none.
+    scale = getattr(values[0], "_scale", None)
     if scale is not None and state.steps < MAX_STEPS:
         record.scales[next_label(state.epoch)] = scale.clone()
 
