@@ -293,3 +293,96 @@ def test_a_host_name_without_an_address(tmp_path):
     )
     assert done.returncode == 0 and "2 ranks, 8 steps" in done.stdout, done.stderr
     assert time.monotonic() - start < 240  # without --local-addr ten minutes
+
+
+EMA = """
+from torch.optim.swa_utils import AveragedModel
+model = DDP(nn.Linear(8, 2))
+copy = AveragedModel(model.module).eval()
+"""
+UPDATE = """    optimizer.step()
+    if rank in UPDATES: copy.update_parameters(model.module)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "updates, calls, expected",
+    [("[0]", "[0, 1]", "error"), ("[0, 1]", "[0, 1]", "ok"), ("[0]", "[0]", "ok")],
+)
+def test_a_copy_of_one_rank(updates, calls, expected, tmp_path):
+    """Rank 0 may keep an EMA for itself; what all ranks call must be the same."""
+    train = TRAIN.replace(
+        "    optimizer.step()\n", UPDATE.replace("UPDATES", updates)
+    )
+    evaluate = f"""
+if rank in {calls}:
+    with torch.no_grad(): copy(torch.ones(4, 8))
+"""
+    states, output, _ = check(START + EMA + train + evaluate, tmp_path)
+    assert states["buffers"] == expected, output
+    assert ("AveragedModel differ" in output) == (expected == "error"), output
+
+
+WORKERS = """
+class Noise(TensorDataset):
+    def __getitem__(self, i): return self.tensors[0][i] + random.random(), i
+
+def begin(worker): random.seed(SEED + worker)
+
+data = Noise(torch.arange(512.0).reshape(64, 8))
+loader = DataLoader(
+    data, 8, num_workers=2, worker_init_fn=begin, sampler=DistributedSampler(data)
+)
+model = DDP(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+for x, i in loader:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed, expected", [("5", "warning"), ("5 + rank * 2", "ok")]
+)
+def test_seeds_of_workers(seed, expected, tmp_path):
+    """worker_init_fn overrides what PyTorch gives each worker."""
+    script = START + "import random" + WORKERS.replace("SEED", seed)
+    states, output, status = check(script, tmp_path)
+    assert (states["seeds"], status) == (expected, 0), output
+    text = "worker 0 of each rank's loader begins with the same state of Python's"
+    assert (text in output) == (expected == "warning"), output
+
+
+STREAM = """
+import random
+class Stream(IterableDataset):
+    def __iter__(self):
+        numbers = list(range(SIZE))
+        random.Random(SEED).shuffle(numbers)
+        for i in numbers[START::STEP]: yield torch.arange(8) + 10.0 * i
+
+model = DDP(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+for x in DataLoader(Stream(), 8):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed, start, step, expected",
+    [("rank", "0", "2", "warning"), ("0", "rank", "2", "not seen")],
+)
+def test_samples_of_a_stream(seed, start, step, expected, tmp_path):
+    """Ranks that shuffle alone, and then take parts, share samples."""
+    script = STREAM.replace("SIZE", "320").replace("SEED", seed)
+    script = script.replace("[START::STEP]", f"[{start}::{step}]")
+    states, output, status = check(START + script, tmp_path)
+    assert (states["coverage"], status) == (expected, 0), output
+    text = "samples of rank 0 are also rank 1's"
+    assert (text in output) == (expected == "warning"), output

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup.hooks.collectives import stop_job
+from ddp_checkup.hooks.loaders import read_worker_notes
 from ddp_checkup.hooks.modules import note_tensors
 from ddp_checkup.hooks.shared import checksums
 from ddp_checkup.record import EXIT, is_library, record, state, user_line
@@ -27,12 +28,12 @@ from ddp_checkup.report import report
 
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
-ON_DEVICE += "tensors", "first", "scales", "losses", "sums"
+ON_DEVICE += "tensors", "first", "scales", "losses", "sums", "samples"
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
 MAX_ITEMS = 200_000  # of a data set whose lists are compared
-KEPT = "key", "line", "first", "gathered", "reduced", "printed", "base_seed"
+KEPT = "key", "line", "first", "gathered", "reduced", "printed"
 PLAIN = str, bytes, int, float, complex, os.PathLike, torch.dtype
 
 
@@ -180,15 +181,18 @@ def gather(store):
     return ranks, json.loads(store.get("stop")) if store.check(["stop"]) else None
 
 
-def fingerprint(loop, torch_seed, other_seed):
-    """Return checksums of some items, drawn with these seeds; None if they vary."""
+def fingerprint(loop, changed=()):
+    """Return checksums of some items; None if they vary.
+
+    changed: the generators that get another seed than 0.
+    """
     data, found = loop.data, []
     try:
         for i in [*range(0, loop.base_length, loop.base_length // 8 + 1)] * 2:
-            torch.manual_seed(torch_seed)
-            random.seed(other_seed)
+            torch.manual_seed(int("PyTorch's generator" in changed))
+            random.seed(int("Python's random" in changed))
             if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(other_seed)
+                sys.modules["numpy"].random.seed(int("NumPy's generator" in changed))
             found.append(digest(data[i]))
     except Exception:  # it may be closed, or hold what has no contents
         return None
@@ -219,10 +223,14 @@ def finished_record(done):
     sent.rank, sent.steps, sent.done = state.rank, state.steps, done
     sent.epochs, sent.loaders = [], len(record.epochs)
     sent.backwards, sent.grouped = state.passes, state.grouped
-    for loop in record.epochs:
+    training = {(loop.key, loop.number) for loop in record.epochs if trains(loop)}
+    sent.samples = {key: record.samples[key] for key in training & {*record.samples}}
+    notes = read_worker_notes()
+    for number, loop in enumerate(record.epochs):
         seen[loop.key, trains(loop)] += 1
         if loop.base_length and seen[loop.key, trains(loop)] <= MAX_EPOCHS:
-            sent.epochs += finished_loop(loop, done, trained)
+            workers = {w: states for (n, w), states in notes.items() if n == number}
+            sent.epochs += finished_loop(loop, done, trained, workers)
     sent.syncs = {line: len(b & state.trained) for line, b in record.syncs.items()}
     sent.trained = len(state.trained)
     sent.framework = any(name in sys.modules for name in FRAMEWORKS)
@@ -277,8 +285,11 @@ def indices_of(batch):
     return found.flatten().tolist()
 
 
-def finished_loop(old, done, trained):
-    """Return [what a loop over a loader dealt out], or [] if it has no indices."""
+def finished_loop(old, done, trained, workers):
+    """Return [what a loop over a loader dealt out], or [] if it has no indices.
+
+    workers: the states of its workers' random number generators, by worker.
+    """
     sampler = getattr(old.loader.batch_sampler, "sampler", old.loader.sampler)
     try:
         dealt = [indices_of(batch) for batch in old.dealt]
@@ -304,10 +315,11 @@ def finished_loop(old, done, trained):
     new.chooses = any(map(chooses, (sampler, old.loader.batch_sampler)))
     new.shards = isinstance(sampler, DistributedSampler)
     new.also_trains = id(old.loader) in trained and not new.trains
-    new.own_seeds = bool(old.loader.worker_init_fn) and old.loader.num_workers > 0
-    new.sample = fingerprint(old, 0, 0) if done and new.trains else None
-    workers = old.loader.num_workers > 0  # they seed all generators from base_seed
-    again = new.sample and fingerprint(old, 1, int(workers))
-    new.random = bool(again) and again != new.sample
+    new.workers = workers
+    new.sample = fingerprint(old) if done and new.trains else None
+    names = {name for states in workers.values() for name in states}
+    new.random = [
+        name for name in names if fingerprint(old, [name]) not in (None, new.sample)
+    ]
     new.lists = list_checksums(old.data, old.base_length)
     return [new]

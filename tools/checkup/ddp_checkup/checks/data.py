@@ -141,7 +141,40 @@ def coverage(ranks):
                 bad = bad or text
     if bad:
         return found(bad)
-    return unseen(why or undecided) if why or undecided else OK
+    if not why and not undecided:
+        return OK
+    text = samples_of_two(ranks)
+    fix = (
+        "Give each rank, and each of its loader's workers, another part of the data."
+    )
+    return found(text, "warning", fix) if text else unseen(why or undecided)
+
+
+def samples_of_two(ranks):
+    """Say which two ranks had many of the same samples, however they were dealt out.
+
+    Only tensors tell whose samples a rank itself seldom has twice: labels do not.
+    """
+    if any(
+        same_tensors(ranks, *how)[0] for how in (("inputs", all), ("batches", any))
+    ):
+        return ""  # see same-batch
+    for a, b in combinations(ranks, 2):
+        for loop in a.samples.keys() & b.samples.keys():
+            line, mine = a.samples[loop]
+            _, others = b.samples[loop]
+            for number in mine.keys() & others.keys():
+                one, two = (
+                    [s for batch in its[number] for s in batch]
+                    for its in (mine, others)
+                )
+                both = len({*one} & {*two})
+                seldom = min(len({*one}) / len(one), len({*two}) / len(two)) > 0.95
+                fills_up = len(mine[number][0])
+                if seldom and both > max(fills_up, 0.2 * len(one)):
+                    text = f"{both} of {len(one)} samples of rank {a.rank} are also"
+                    return f"{line}: {text} rank {b.rank}'s"
+    return ""
 
 
 @check(
@@ -227,12 +260,15 @@ def seeds(ranks):
             text += "; its states differ as the ranks have drawn other amounts"
         return found(text, "advice" if any(r.framework for r in ranks) else None)
     for line, _, group, _ in loops(ranks, True):
-        if group[0].random and group[0].base_seed is not None:
-            if group[0].own_seeds:
-                return unseen("worker_init_fn seeds the loader's workers")
-            drawn.append("workers")
-            if len(group) == len(ranks) and len({e.base_seed for e in group}) == 1:
-                return found(f"{line}: the loaders' workers have the same seeds")
+        if len(group) < len(ranks):
+            continue
+        for worker, states in group[0].workers.items():
+            for name in group[0].random:
+                drawn.append(name)
+                others = [e.workers.get(worker, {}).get(name) for e in group[1:]]
+                if all(other == states[name] for other in others):
+                    text = f"worker {worker} of each rank's loader begins with the"
+                    return found(f"{line}: {text} same state of {name}")
     return OK if drawn else unseen("no random numbers were drawn")
 
 

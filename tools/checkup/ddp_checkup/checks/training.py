@@ -208,15 +208,20 @@ def buffers(ranks):
             same = {n for n, v in zip(names, now, strict=True) if old.get(n) == v}
             # What differed at first may be constant, or a copy for one rank alone.
             left_out = set() if evaluated else apart & (same if trains else {*names})
-            if not evaluated and alike:  # a copy that one rank keeps, as an EMA
-                left_out |= changed_by_one(ranks, name, of_all)
+            calls = [r.called[name] for r in ranks if name in r.called]
+            changed = not evaluated and alike and changed_by_one(ranks, name, of_all)
+            all_use = changed and len(calls) > 1  # a copy, such as an EMA
+            if changed and not all_use:
+                left_out |= changed
             kept = [n not in left_out for n in names]
             sums = [[*compress(note[3], kept)] for note in of_all]
             differ = count_differing(sums, [*compress(names, kept)], what)
-            used = evaluated or any(name in r.saved for r in ranks)
+            saved = [r.saved[name] for r in ranks if name in r.saved]
+            used = evaluated or saved or all_use
             if alike and differ and (evaluated or line == "at the end"):
-                saved = [r.saved[name] for r in ranks if name in r.saved]
-                line = f"{saved[0]}, {line}" if saved and not evaluated else line
+                used_by = saved or calls
+                if used_by and line == "at the end":
+                    line = f"{used_by[0]}, {line}"
                 verdict = found(f"{line}: {differ}", "error" if used else "warning")
                 if used:
                     return verdict

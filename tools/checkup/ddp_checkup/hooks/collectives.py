@@ -40,7 +40,7 @@ def reset():
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.forward_batch, state.fsdp_root = -1, None
-    state.backward_line = ""
+    state.backward_line, state.compiles = "", False
     state.reduced_storages = set()  # of tensors reduced since the last step
 
 
@@ -216,6 +216,7 @@ def before_fsdp_forward(module, inputs):
 
 def before_compile(name, values):
     """Keep DDP's forward and the hooks out of graphs; the model stays in one."""
+    state.compiles = True
     if not hasattr(DDP.forward, "outside_of_graphs"):
         DDP.forward = torch.compiler.disable(DDP.forward, recursive=False)
         DDP.forward.outside_of_graphs = True

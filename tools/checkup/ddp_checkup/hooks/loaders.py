@@ -1,16 +1,19 @@
 """Loops over loaders: which indices, in which order, and the contents of batches."""
 
 import functools
+import json
+import os
 import weakref
 from collections import Counter
 from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
 
-from ddp_checkup.hooks.shared import contents, wrap
+from ddp_checkup.hooks.shared import contents, random_states, samples, wrap
 from ddp_checkup.record import record, state, user_line, user_stack
 
 MAX_BATCHES = 50  # whose contents are compared
@@ -20,10 +23,12 @@ MAX_TENSORS = 8  # of a step, of those that go into models
 def reset():
     record.epochs = []  # loops over loaders
     record.inputs, record.batches = {}, {}  # by label: checksums of tensors
+    record.samples = {}  # by loop: its line, and checksums of samples by tensor
     state.epoch, state.loops = None, 0  # the present loop; those with steps
     state.begun = Counter()  # loops, by key
     state.batch, state.reduced = 0, False  # whether a number was reduced since it
     state.loading = False  # whether a loader makes a batch in this process
+    state.worker_notes = None  # a pipe in which forked workers write
 
 
 def loop_of(iterator):
@@ -41,8 +46,32 @@ def after_next_index(batch, values):
     loop_of(values[0]).dealt.append(batch)
 
 
-def before_iter(name, values):  # persistent workers reuse the iterator
+def before_iter(name, values):
+    if state.worker_notes is None:
+        state.worker_notes = os.pipe()
+        for end in state.worker_notes:
+            os.set_blocking(end, False)
+    # Persistent workers reuse the iterator.
     vars(values[0]._iterator or state).pop("checkup", None)
+
+
+def after_fetcher(result, values):
+    """Tell, in a worker, which random numbers it begins with, after its init_fn."""
+    worker = get_worker_info()
+    if worker and state.worker_notes:
+        note = len(record.epochs), worker.id, random_states()
+        with suppress(BlockingIOError):  # the pipe is full
+            os.write(state.worker_notes[1], f"{json.dumps(note)}\n".encode())
+
+
+def read_worker_notes():
+    """Return the states of the workers' generators, by (loop, worker)."""
+    text = b""
+    with suppress(BlockingIOError):
+        while state.worker_notes:
+            text += os.read(state.worker_notes[0], 1 << 16)
+    notes = map(json.loads, text.splitlines())
+    return {(loop, worker): states for loop, worker, states in notes}
 
 
 def after_iter(iterator, values):
@@ -63,7 +92,6 @@ def after_iter(iterator, values):
     loop.first = loop.last = state.steps
     loop.no_grad = not torch.is_grad_enabled()
     loop.losses = len(record.losses)
-    loop.base_seed = iterator._base_seed if loader.num_workers else None
     state.random_loop = None  # it has drawn a seed
     record.epochs.append(loop)
     state.begun[loop.key] += 1
@@ -88,9 +116,16 @@ def wrap_next():
         state.batch, state.reduced = state.batch + 1, False
         if state.steps < MAX_BATCHES:
             loop.latest = contents(batch)
+            note_samples(loop, batch)
         return batch
 
     Iterator.__next__ = wrapper
+
+
+def note_samples(loop, batch):
+    _, found = record.samples.setdefault((loop.key, loop.number), (loop.line, {}))
+    for number, checksums in samples(batch).items():
+        found.setdefault(number, []).append(checksums)
 
 
 def leave_evaluation():
@@ -122,5 +157,6 @@ def note_inputs(values):
 def install():
     wrap(DataLoader, "__init__", after=after_init)
     wrap(DataLoader, "__iter__", before=before_iter, after=after_iter)
+    wrap(Fetcher, "__init__", after=after_fetcher)
     wrap(Iterator, "_next_index", after=after_next_index)
     wrap_next()

@@ -1,8 +1,10 @@
 """Tensors that no optimizer has: buffers, and copies of a model such as an EMA."""
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_checkup.hooks.shared import checksums, wrap
@@ -13,6 +15,7 @@ def reset():
     record.tensors, record.first = {}, {}  # by module: notes; checksums at step 1
     state.modules = {}  # by id: [name, module, steps at its last eval()]
     record.saved = {}  # by module: the line that saved its state
+    record.called = {}  # by module: the line that called it without gradients
     state.switching = ""
 
 
@@ -56,6 +59,30 @@ def note_tensors(entry, line=None):
         record.tensors.setdefault(name, []).append(new)
 
 
+def before_enter(name, values):
+    """Note which modules a block without gradients calls, such as an EMA.
+
+    A hook of all modules takes time at each call of each layer, and would be a part
+    of compiled graphs, so it is there within such blocks alone.
+    """
+    if state.steps and not state.optimizer and not state.compiles:
+        handle = register_module_forward_pre_hook(note_call)
+        vars(values[0])["checkup_handle"] = handle
+
+
+def before_exit(name, values):
+    if handle := vars(values[0]).pop("checkup_handle", None):
+        handle.remove()
+
+
+def note_call(module, inputs):
+    if id(module) in state.modules:
+        record.called.setdefault(state.modules[id(module)][0], user_line())
+
+
 def install():
+    for owner in torch.no_grad, torch.inference_mode:
+        wrap(owner, "__enter__", before=before_enter)
+        wrap(owner, "__exit__", before=before_exit)
     for name in ("train", "_apply", "state_dict"):
         wrap(nn.Module, name, before=before_call, during="switching")

@@ -1,7 +1,9 @@
 """What all hooks need: how a function is wrapped, and checksums of tensors."""
 
 import functools
+import random
 import sys
+import zlib
 from types import FunctionType
 
 import torch
@@ -110,3 +112,28 @@ def contents(values):
         total = bits.sum() + (part * places).sum() * 1_000_003
         found.append((tuple(t.shape), total * varies))
     return found
+
+
+def samples(batch):
+    """Return the checksums (N,) of a batch's samples, by number of the tensor."""
+    found = {}
+    for number, t in enumerate(tree_leaves(batch)):
+        plain = isinstance(t, torch.Tensor) and not hasattr(t, "device_mesh")
+        if plain and not t.is_sparse and t.dim() > 1 and t[:1].numel() >= 4:
+            bits = bits_of(t).flatten(1)[:, :4096].long()
+            places = torch.arange(1, bits.shape[1] + 1, device=t.device)
+            found[number] = bits.sum(1) + (bits * places).sum(1) * 1_000_003
+    return found
+
+
+def random_states(device=None):
+    """Return checksums of the states of all random number generators, by name."""
+    states = {"PyTorch's generator": torch.get_rng_state().numpy().tobytes()}
+    if device is not None and device.type != "cpu":
+        gpu = torch.get_device_module(device).get_rng_state()
+        states["the GPU's generator"] = gpu.numpy().tobytes()
+    states["Python's random"] = repr(random.getstate()).encode()
+    if "numpy" in sys.modules:
+        _, keys, *others = sys.modules["numpy"].random.get_state()
+        states["NumPy's generator"] = repr(others).encode() + keys.tobytes()
+    return {name: zlib.crc32(value) for name, value in states.items()}

@@ -9,7 +9,7 @@ from torch.optim import optimizer as optimizers
 
 from ddp_checkup.hooks.loaders import leave_evaluation, next_label
 from ddp_checkup.hooks.modules import note_tensors
-from ddp_checkup.hooks.shared import checksums, contents, wrap
+from ddp_checkup.hooks.shared import checksums, contents, random_states, wrap
 from ddp_checkup.record import record, state, user_line
 
 MAX_STEPS = 1000  # compared
@@ -143,18 +143,6 @@ def first_seeds(device):
         if hasattr(module, "initial_seed"):
             seeds["the GPU's generator"] = module.initial_seed()
     return seeds
-
-
-def random_states(device):
-    states = {"PyTorch's generator": torch.get_rng_state().numpy().tobytes()}
-    if device.type != "cpu":
-        gpu = torch.get_device_module(device).get_rng_state()
-        states["the GPU's generator"] = gpu.numpy().tobytes()
-    states["Python's random"] = repr(random.getstate()).encode()
-    if "numpy" in sys.modules:
-        _, keys, *others = sys.modules["numpy"].random.get_state()
-        states["NumPy's generator"] = repr(others).encode() + keys.tobytes()
-    return states
 
 
 def install():
