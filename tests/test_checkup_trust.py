@@ -386,3 +386,48 @@ def test_samples_of_a_stream(seed, start, step, expected, tmp_path):
     assert (states["coverage"], status) == (expected, 0), output
     text = "samples of rank 0 are also rank 1's"
     assert (text in output) == (expected == "warning"), output
+
+
+@pytest.mark.slow
+def test_a_full_tensor_on_one_rank(tmp_path):
+    """Gloo would abort the job, as it pairs it with another collective."""
+    save = """
+from torch.distributed.fsdp import fully_shard
+model = nn.Linear(8, 2)
+fully_shard(model)
+TRAIN
+if rank == 0: model.weight.full_tensor()
+TRAIN
+"""
+    states, output, status = check(START + save.replace("TRAIN", TRAIN), tmp_path)
+    assert (states["collectives"], status) == ("error", 1), output
+    assert "rank 0 reaches redistribute of a DTensor (2, 8) at script.py" in output
+
+
+QUEUE = """
+class Queue(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 2)
+        self.register_buffer("keys", torch.zeros(8, 8))
+        self.register_buffer("last", torch.zeros(8, 8), persistent=False)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        keys = [torch.empty_like(x) for _ in range(world_size)]
+        dist.all_gather(keys, x)
+        self.keys.copy_(KEYS)
+        self.last.copy_(x)
+        return super().forward(self.norm(x))
+
+model = DDP(Queue())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys, expected", [("x", "warning"), ("keys[0]", "ok")])
+def test_a_buffer_that_ddp_overwrites(keys, expected, tmp_path):
+    """As MoCo's queue: without a gather, the keys of rank 0 alone count."""
+    script = START + QUEUE.replace("KEYS", keys) + TRAIN
+    states, output, status = check(script, tmp_path)
+    assert (states["buffers"], status) == (expected, 0), output
+    assert ("DDP overwrites keys by rank 0's" in output) == (keys == "x"), output

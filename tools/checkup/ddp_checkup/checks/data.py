@@ -101,7 +101,8 @@ def is_cut(shape, parts, dim):
 
 @check(
     "each sample is trained on by one rank, and none is left out",
-    seen="the indices that the loaders dealt out in an epoch",
+    seen="the indices that the loaders dealt out in an epoch; where there are none, "
+    "checksums of the samples",
     fix="Use DistributedSampler(dataset), with the global rank, and not local_rank.",
 )
 def coverage(ranks):
@@ -235,7 +236,8 @@ def split(ranks):
 
 @check(
     "ranks draw different random numbers",
-    seen="the states of all random number generators that training uses",
+    seen="the states of all random number generators that training and the "
+    "loaders' workers use",
     fix="Call torch.manual_seed(seed + rank), and seed NumPy and random likewise.",
     level="warning",
 )

@@ -193,7 +193,7 @@ def buffers(ranks):
         return unseen(no_replicas(ranks))
     if weights(ranks).state != "ok":
         return unseen("see start, gradients and weights")
-    seen, verdict = False, OK
+    seen, verdict = bool(ranks[0].overwritten), overwritten(ranks)
     for name in ranks[0].tensors:
         notes = [r.tensors.get(name, []) for r in ranks]
         old, *others = [r.first.get(name, {}) for r in ranks]
@@ -226,6 +226,25 @@ def buffers(ranks):
                 if used:
                     return verdict
     return verdict if seen else unseen("there was none")
+
+
+def overwritten(ranks):
+    """Return a warning about a buffer that each rank changes, and DDP overwrites."""
+    times = Counter()
+    for label, (line, names, _) in ranks[0].overwritten.items():
+        notes = [r.overwritten[label] for r in ranks if label in r.overwritten]
+        of_all = zip(*(values for *_, values in notes), strict=False)
+        if len(notes) == len(ranks):
+            pairs = zip(names, of_all, strict=False)
+            times.update(
+                (line, name) for name, values in pairs if len({*values}) > 1
+            )
+    for (line, name), number in times.items():
+        if number >= 3:
+            text = f"DDP overwrites {name} by rank 0's at each forward, and discards"
+            fix = "Update it by what was gathered or averaged over the ranks."
+            return found(f"{line}: {text} the other ranks' changes", "warning", fix)
+    return OK
 
 
 def changed_by_one(ranks, name, of_all):

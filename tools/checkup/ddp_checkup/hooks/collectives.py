@@ -16,11 +16,17 @@ from torch.distributed import fsdp
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.tensor import DTensor, _dispatch, parallel
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils._pytree import tree_leaves
 
-from ddp_checkup.hooks.loaders import leave_evaluation, note_inputs
-from ddp_checkup.hooks.shared import keep_out_of_graphs, set_record, wrap
+from ddp_checkup.hooks.loaders import (
+    MAX_BATCHES,
+    leave_evaluation,
+    next_label,
+    note_inputs,
+)
+from ddp_checkup.hooks.shared import checksums, keep_out_of_graphs, set_record, wrap
 from ddp_checkup.record import record, state, user_line
 
 KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
@@ -34,6 +40,7 @@ def reset():
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
+    record.overwritten = {}  # by label: (line, names, checksums) of buffers
     record.losses = []  # numbers whose backward pass was made
     record.sums = []  # over ranks: (line, losses until it and before, number)
     state.passes = 0  # backward passes since the last step
@@ -100,6 +107,16 @@ def before_collective(name, values):
     check_collective_order(" ".join(what), members(groups[0]) if groups else None)
 
 
+def before_redistribute(name, values):
+    """Compare full_tensor() and others that gather the parts of a DTensor."""
+    tensor, mesh = values[0], values[0].device_mesh
+    if not all(placement.is_replicate() for placement in tensor.placements):
+        ranks = tuple(mesh.mesh.flatten().tolist())
+        group = ranks if len(ranks) < state.world else None
+        what = f"{name} of a DTensor {tuple(tensor.shape)}"
+        check_collective_order(what, group)
+
+
 def tensors_of(values):
     leaves = tree_leaves(values)
     leaves = [v for v in leaves if isinstance(v, torch.Tensor)]
@@ -162,12 +179,33 @@ def before_forward(name, values):
         record.unused = ""
         leave_evaluation()
         note_inputs(values[1:])
+        if ddp.will_sync_module_buffers():
+            note_overwritten(ddp)
     if record.join:
         return
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     if buffers or (training and ddp.require_backward_grad_sync):
         what = f"a DDP forward with{'' if training else 'out'} gradients"
         check_collective_order(what, members(ddp.process_group))
+
+
+def note_overwritten(ddp):
+    """Record the buffers that DDP is about to overwrite by rank 0's.
+
+    Statistics of a BatchNorm are meant so: each rank's are as good as another's.
+    """
+    if state.steps >= MAX_BATCHES:
+        return
+    named = {}
+    for name, module in ddp.module.named_modules():
+        if not isinstance(module, _NormBase):
+            for own, buffer in module.named_buffers(recurse=False):
+                if own not in module._non_persistent_buffers_set:
+                    named[f"{name}.{own}".strip(".")] = buffer
+    if named:
+        label = next_label(state.epoch)
+        sums = checksums(named.values())
+        record.overwritten.setdefault(label, (user_line(), [*named], sums))
 
 
 def after_forward(result, values):
@@ -229,6 +267,7 @@ def install():
             wrap(dist, name, before=before_collective, during="waiting")
     for name in ("send", "recv"):
         wrap(dist, name, during="waiting")
+    wrap(DTensor, "redistribute", before=before_redistribute, during="waiting")
     wrap(dist, "all_reduce", before=before_all_reduce)
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before_forward, after_forward, during="busy")
