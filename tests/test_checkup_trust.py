@@ -431,3 +431,31 @@ def test_a_buffer_that_ddp_overwrites(keys, expected, tmp_path):
     states, output, status = check(script, tmp_path)
     assert (states["buffers"], status) == (expected, 0), output
     assert ("DDP overwrites keys by rank 0's" in output) == (keys == "x"), output
+
+
+ACCUMULATE = """
+model = DDP(nn.Linear(8, 2))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(8):
+    total = torch.zeros(1)
+    for part in range(4):
+        model.require_backward_grad_sync = part == 3
+        loss = model(torch.randn(8, 8)).square().mean() / 4
+        loss.backward()
+        total += loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(total)
+    if rank == 0: print(f"loss {total.item() / DIVISOR:.4f}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "divisor, expected", [("1", "warning"), ("world_size", "not seen")]
+)
+def test_a_sum_of_accumulated_losses(divisor, expected, tmp_path):
+    script = START + ACCUMULATE.replace("DIVISOR", divisor)
+    states, output, status = check(script, tmp_path)
+    assert (states["own-number"], status) == (expected, 0), output

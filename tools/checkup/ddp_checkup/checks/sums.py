@@ -38,11 +38,18 @@ def sums_as_means(ranks):
 
 
 def is_mean(rank, note):
-    """Return whether a number was the last loss, or the mean of a loop's losses."""
-    _, count, first, number = note
+    """Return whether a number was the last step's loss, or the mean of a loop's.
+
+    Losses that a step accumulates are divided before backward(), or not.
+    """
+    _, count, first, passes, number = note
     losses = rank.losses[first:count]
-    means = [losses[-1], sum(losses) / len(losses)] if losses else []
-    return any(number and isclose(number, mean, rel_tol=1e-4) for mean in means)
+    if not losses or not number:
+        return False
+    step, last = losses[-passes:], losses[-1]
+    means = sum(step), sum(step) / len(step), last, last * passes
+    means += (sum(losses) / len(losses),)
+    return any(isclose(number, mean, rel_tol=1e-4) for mean in means)
 
 
 def is_share(before, values, total):

@@ -42,7 +42,8 @@ def reset():
     record.uncalled = {}  # by id: lines where DDP models were made
     record.overwritten = {}  # by label: (line, names, checksums) of buffers
     record.losses = []  # numbers whose backward pass was made
-    record.sums = []  # over ranks: (line, losses until it and before, number)
+    # Over ranks: (line, losses until it and before, backward passes a step, number).
+    record.sums = []
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
@@ -147,7 +148,8 @@ def note_sum(values):
     if is_number and sums and len(record.sums) < MAX_NUMBERS:
         before = state.epoch.losses if state.epoch else 0
         number = tensor.detach().reshape(()).clone()
-        note = user_line(), len(record.losses), before, number
+        passes = state.passes or [1, *record.passes][-1]
+        note = user_line(), len(record.losses), before, passes, number
         record.sums.append(note)
 
 
