@@ -459,3 +459,35 @@ def test_a_sum_of_accumulated_losses(divisor, expected, tmp_path):
     script = START + ACCUMULATE.replace("DIVISOR", divisor)
     states, output, status = check(script, tmp_path)
     assert (states["own-number"], status) == (expected, 0), output
+
+
+SPLIT = """
+import random
+class Files(Dataset):
+    def __init__(self, files): self.files = files
+    def __len__(self): return len(self.files)
+    def __getitem__(self, i): return torch.full((8,), float(self.files[i]))
+
+class Own(Sampler):
+    def __init__(self, data): self.data = data
+    def __len__(self): return len(self.data) // world_size
+    def __iter__(self): return iter(range(rank, len(self.data), world_size))
+
+files = list(range(100))
+random.Random(SEED).shuffle(files)
+data = Files(files[:64])
+model = DDP(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+for x in DataLoader(data, 8, sampler=Own(data)):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed, expected", [("rank", "error"), ("0", "ok")])
+def test_a_split_whose_parts_an_own_sampler_deals_out(seed, expected, tmp_path):
+    script = START + SPLIT.replace("SEED", seed)
+    states, output, _ = check(script, tmp_path)
+    assert states["split"] == expected, output

@@ -216,22 +216,32 @@ def split(ranks):
             if not group[0].shards:
                 text += ", and no DistributedSampler deals them out"
             return found(f"{text}. Check again after the fix: more may follow")
-        first = group[0]
+        first, shared_out = group[0], is_shared_out(group)
         for name, value in first.lists.items():
             differ = any(e.lists.get(name, value) != value for e in group)
-            if first.shards and differ:
+            if shared_out and differ:
                 return found(f"{line}: the data sets have different lists: {name}")
         if number == 1 and first.shards and len(group) < len(ranks):
             return found(f"{line}: the data sets have different lengths")
         if number == 1 and first.sample and len(group) == len(ranks):
             same = all(e.sample == first.sample for e in group)
-            if first.shards and not same:
+            if shared_out and not same:
                 return found(f"{line}: the same index gives different items")
             if not same:
                 undecided = "each rank has its own data set"
             why = ""
     why = why or undecided
     return unseen(why) if why else OK
+
+
+def is_shared_out(group):
+    """Return whether a sampler gives each rank other indices of one data set."""
+    parts = [{*e.items} for e in group]
+    union = set().union(*parts)
+    repeated = sum(map(len, parts)) - len(union)
+    apart = repeated < min(len(group) * group[0].batch, *map(len, parts))
+    most = 2 * len(union) >= len(group[0].sets[-1])  # no few that chance keeps apart
+    return group[0].shards or (len(group) > 1 and apart and most)
 
 
 @check(
