@@ -44,8 +44,8 @@ REPLICAS = {"start", "gradients", "weights"}
 # Ranks share a model, and so a batch.
 PARTS = {"coverage", "same-batch", "own-number"}
 DTENSORS = {"fsdp", "fsdp_checkpoint", "hsdp", "tensor_parallel", "fsdp_tp"}
-UNSEEN = {  # besides; TP has collectives of its own
-    "tensor_parallel": {*PARTS, "collectives"},
+UNSEEN = {  # besides
+    "tensor_parallel": PARTS,
     "fsdp_tp": PARTS,
     "pipeline": {*PARTS, "unused-parameters"},
     "context_parallel": {"coverage"},  # ranks share a batch
