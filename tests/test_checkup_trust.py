@@ -491,3 +491,13 @@ def test_a_split_whose_parts_an_own_sampler_deals_out(seed, expected, tmp_path):
     script = START + SPLIT.replace("SEED", seed)
     states, output, _ = check(script, tmp_path)
     assert states["split"] == expected, output
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_early_has_no_other_data(tmp_path):
+    """Its items are compared at the end, to which the other ranks do not come."""
+    stop = "    if rank == 0 and epoch == 2: break\n    sampler.set_epoch(epoch)"
+    script = changed([("    sampler.set_epoch(epoch)", stop)])
+    states, output, status = check(script, tmp_path)
+    assert (states["collectives"], status) == ("error", 1), output
+    assert states["split"] != "error", output

@@ -223,7 +223,8 @@ def split(ranks):
                 return found(f"{line}: the data sets have different lists: {name}")
         if number == 1 and first.shards and len(group) < len(ranks):
             return found(f"{line}: the data sets have different lengths")
-        if number == 1 and first.sample and len(group) == len(ranks):
+        all_here = len(group) == len(ranks) and not cut
+        if number == 1 and first.sample and all_here:
             same = all(e.sample == first.sample for e in group)
             if shared_out and not same:
                 return found(f"{line}: the same index gives different items")
