@@ -501,3 +501,22 @@ def test_a_rank_that_ends_early_has_no_other_data(tmp_path):
     states, output, status = check(script, tmp_path)
     assert (states["collectives"], status) == ("error", 1), output
     assert states["split"] != "error", output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "between, expected", [("", "warning"), ("dist.barrier()", "ok")]
+)
+def test_a_file_that_is_read_too_soon(between, expected, tmp_path):
+    """Rank 1 may load half a checkpoint, or none, if it does not wait for rank 0."""
+    files = f"""
+if rank == 0: torch.save(model.state_dict(), "best.pt")
+{between}
+if rank: time.sleep(1)
+torch.load("best.pt")
+"""
+    script = START + "model = DDP(nn.Linear(8, 2))" + TRAIN + files
+    states, output, status = check(script, tmp_path)
+    assert (states["files"], status) == (expected, 0), output
+    text = "rank 1 reads best.pt, which rank 0 writes at script.py:"
+    assert (text in output) == (expected == "warning"), output

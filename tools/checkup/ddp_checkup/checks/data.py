@@ -144,6 +144,8 @@ def coverage(ranks):
         return found(bad)
     if not why and not undecided:
         return OK
+    if split(ranks).state == "found":
+        return unseen("see split")
     text = samples_of_two(ranks)
     fix = (
         "Give each rank, and each of its loader's workers, another part of the data."

@@ -1,6 +1,7 @@
 """Checks of collectives, of files and of printed numbers."""
 
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 
 from ddp_checkup.checks.loops import loops
@@ -31,7 +32,8 @@ def collectives(ranks):
 
 @check(
     "one rank writes each file",
-    seen="files that Python or an exporter of PyTorch opens for writing",
+    seen="files that Python or an exporter of PyTorch opens for writing, and when "
+    "other ranks read them",
     fix="Write it within `if rank == 0`, or put the rank into its name.",
 )
 def files(ranks):
@@ -47,7 +49,21 @@ def files(ranks):
             if "new" in kinds:
                 return found(text)
             verdict = found(text, "warning")
-    return verdict
+    return read_too_soon(ranks) or verdict
+
+
+def read_too_soon(ranks):
+    """Return a warning about a file that one rank may read before it is written."""
+    for writer, reader in permutations(ranks, 2):
+        for path in writer.writes.keys() & reader.reads.keys():
+            written, read = writer.writes[path], reader.reads[path]
+            for number in written.keys() & read.keys():
+                text = f"rank {reader.rank} reads {Path(path).name}, which rank "
+                text += f"{writer.rank} writes at {written[number]}; no collective "
+                text += "is in between, for which both wait"
+                fix = "Call dist.barrier() between the writing and the reading."
+                return found(f"{read[number]}: {text}", "warning", fix)
+    return None
 
 
 @check(

@@ -1,8 +1,13 @@
-"""Files that are written: by Python, and by what writes in C++ or Rust."""
+"""Files that are written: by Python, and by what writes in C++ or Rust.
+
+Of what is read, only files that are newer than the start of this rank are noted.
+"""
 
 import os
 import re
 import sys
+import time
+from contextlib import suppress
 
 import torch
 from torch.utils.data import DataLoader
@@ -13,38 +18,63 @@ from ddp_checkup.record import record, state, user_line
 CACHES = "/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"
 EVENTS = re.compile("events.out.tfevents")  # TensorBoard names them by process
 DATABASE = re.compile("mode=ro|mode=memory|:memory:")
+MAX_FILES = 1000
 
 
 def reset():
     record.files = {}  # by path: (line, how: "new", "append" or "events")
+    # By path: {how many collectives there were before it: line}
+    record.writes, record.reads = {}, {}
+    state.started = time.time()
 
 
 def audit(event, arguments):
     if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR):
-        note_file(arguments[0], "append" if arguments[2] & os.O_APPEND else "new")
-    elif event == "os.rename":
+        how = "append" if arguments[2] & os.O_APPEND else "new"
+        note_time(note_file(arguments[0], how), record.writes)
+    elif event == "open" and state.grouped:
+        path = path_of(arguments[0])
+        with suppress(OSError):
+            if path and os.stat(path).st_mtime > state.started:
+                note_time(path, record.reads)
+    elif event == "os.rename":  # whole at once, and so no one reads a half
         note_file(arguments[1])
     elif event == "sqlite3.connect" and not DATABASE.search(str(arguments[0])):
         note_file(arguments[0], "append")
 
 
 def before_save(name, values):
-    note_file(*[v for v in values if isinstance(v, str | bytes | os.PathLike)][:1])
+    for path in [v for v in values if isinstance(v, str | bytes | os.PathLike)][:1]:
+        note_time(note_file(path), record.writes)
 
 
-def note_file(path=None, how="new"):
+def path_of(path):
+    """Return the whole path of a file, or None if it is no file of the script's."""
     if not isinstance(path, str | bytes | os.PathLike):
-        return
+        return None
     path = os.path.abspath(os.fsdecode(path))
-    if path.startswith(("/dev/", "/proc/")) or any(c in path for c in CACHES):
-        return
+    other = path.startswith(("/dev/", "/proc/")) or any(c in path for c in CACHES)
+    return None if other else path
+
+
+def note_time(path, times):
+    if path and len(times) < MAX_FILES:
+        times.setdefault(path, {})[record.counts[None]] = user_line()
+
+
+def note_file(path, how="new"):
+    """Note who writes a file; return its whole path."""
+    path = key = path_of(path)
+    if path is None:
+        return None
     folder, name = os.path.split(path)
     if EVENTS.match(name):
-        path, how = folder, "events"
-    line, old = record.files.get(path, (None, how))
-    record.files[path] = line or user_line(), how if how == old else "new"
+        key, how = folder, "events"
+    line, old = record.files.get(key, (None, how))
+    record.files[key] = line or user_line(), how if how == old else "new"
     if state.rank and state.epoch:  # its results may be merged from files
         state.epoch.gathered = state.epoch.reduced = True
+    return path
 
 
 def wrap_writers(*_):
