@@ -520,3 +520,64 @@ torch.load("best.pt")
     assert (states["files"], status) == (expected, 0), output
     text = "rank 1 reads best.pt, which rank 0 writes at script.py:"
     assert (text in output) == (expected == "warning"), output
+
+
+OWN_ORDER = """
+class Bins(Sampler):
+    def __init__(self):
+        self.bins, self.random = list(range(64)), torch.Generator()
+        self.random.manual_seed(SEED)
+    def __len__(self): return 32
+    def __iter__(self):
+        yield from self.bins[rank::world_size]
+        self.bins = torch.randperm(64, generator=self.random).tolist()
+
+model = DDP(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+sampler = Bins()
+loader = DataLoader(TensorDataset(torch.randn(64, 8)), 4, sampler=sampler)
+for epoch in range(3):
+    for x, in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed, expected", [("rank", "error"), ("0", "ok")])
+def test_an_own_sampler_that_dealt_out_one_epoch_well(seed, expected, tmp_path):
+    """Then it means to do so in all epochs; ranks that draw alone do not."""
+    states, output, _ = check(START + OWN_ORDER.replace("SEED", seed), tmp_path)
+    assert states["coverage"] == expected, output
+    assert ("epoch 2: of 64 samples" in output) == (expected == "error"), output
+
+
+USERS = """
+model = DDP(nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+users = torch.Generator().manual_seed(SEED)
+torch.manual_seed(rank)
+for step in range(8):
+    x = torch.randn(4, 8, generator=users)
+    optimizer.zero_grad()
+    model(torch.cat([x, torch.randn(4, 8)], 1)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed, expected", [("0", "warning"), ("rank", "ok")])
+def test_equal_inputs_beside_others(seed, expected, tmp_path):
+    """The same users on all ranks, and other negative samples for each."""
+    script = USERS.replace("SEED", seed).replace("nn.Linear(16, 2)", "Two()")
+    two = """
+class Two(nn.Linear):
+    def __init__(self): super().__init__(16, 2)
+    def forward(self, x, noise): return super().forward(torch.cat([x, noise], 1))
+"""
+    script = script.replace(
+        "torch.cat([x, torch.randn(4, 8)], 1)", "x, torch.randn(4, 8)"
+    )
+    states, output, status = check(START + two + script, tmp_path)
+    assert (states["same-batch"], status) == (expected, 0), output

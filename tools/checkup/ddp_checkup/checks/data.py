@@ -34,6 +34,10 @@ def same_batch(ranks):
     batches, _ = same_tensors(ranks, "batches", any)
     if batches and not slices(ranks):
         return found(batches)
+    a_tensor, _ = same_tensors(ranks, "inputs", any)
+    if a_tensor:
+        text = a_tensor.replace("the same batch", "a tensor of the same contents")
+        return found(text, "warning")
     return unseen("too few batches with contents") if why else OK
 
 
@@ -112,7 +116,8 @@ def coverage(ranks):
         return unseen("no DataLoader was used")
     if slices(ranks):
         return unseen("the ranks take a part of each batch")
-    why, undecided, bad = "no DataLoader with indices was used", "", ""
+    why, undecided, bad = "no DataLoader with indices was used", "", None
+    shared_out = set()  # lines of loaders that dealt out one epoch well
     for line, number, group, items in loops(ranks, True):
         first, why = group[0], ""
         alike = all(e.sample == first.sample for e in group)
@@ -133,15 +138,16 @@ def coverage(ranks):
             # An index may mean another sample on each rank, as in YOLOv5.
             own = not (first.sample and alike)
             if again < min(may_repeat, len(items)) and missing <= may_miss:
-                continue
-            if first.chooses and (differ or own):
+                shared_out.add(line)
+            elif first.chooses and (differ or own) and line not in shared_out:
                 undecided = "the script's own sampler chooses the samples"
             else:
                 text = f"{again} are repeated, {missing} left out"
                 text = f"{line}, epoch {number}: of {len(items)} samples {text}"
-                bad = bad or text
+                fix = "Draw the order with one seed on all ranks; then take a part."
+                bad = bad or found(text, fix=fix if first.chooses else None)
     if bad:
-        return found(bad)
+        return bad
     if not why and not undecided:
         return OK
     if split(ranks).state == "found":
