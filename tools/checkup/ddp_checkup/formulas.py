@@ -1,7 +1,9 @@
 """How a script computes a printed number from those that it has read in a loop."""
 
+import re
 from collections import namedtuple
 
+ACCURACY = re.compile(r"acc\w*\W*$", re.IGNORECASE)  # the last word before a number
 # The values values[offset::stride] of a loop, and how they become one number.
 Formula = namedtuple("Formula", "name stride offset divisor")
 

@@ -12,6 +12,7 @@ from ddp_checkup.checks.ranks import (
     no_steps,
 )
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
+from ddp_checkup.formulas import shows
 
 
 @check(
@@ -243,6 +244,25 @@ def split(ranks):
     return unseen(why) if why else OK
 
 
+def are_shares(rank, dealt, true):
+    """Return whether printed accuracies are shares of all samples that were dealt.
+
+    Few numbers with four digits are such a share by chance.
+    """
+
+    def shares(n):
+        found = set()
+        for text in rank.accuracies:
+            for whole in (1, 100):
+                hits = round(float(text) / whole * n)
+                if 0 < hits < n and len(text) > 5 and shows(text, whole * hits / n):
+                    found.add(text)
+        return found
+
+    of_dealt, of_true = shares(dealt), shares(true)
+    return len(of_dealt - of_true) > 1 and of_true <= of_dealt
+
+
 def is_shared_out(group):
     """Return whether a sampler gives each rank other indices of one data set."""
     parts = [{*e.items} for e in group]
@@ -318,7 +338,8 @@ def eval_coverage(ranks):
         fills_up = again and not missing and again < batch
         dealt = len(items) + again
         printed = ranks[0].totals & {dealt, len(items)}
-        if fills_up and any(e.gathered for e in group) and printed != {dealt}:
+        cut = printed != {dealt} and not are_shares(ranks[0], dealt, len(items))
+        if fills_up and any(e.gathered for e in group) and cut:
             undecided = "the script may cut what it has gathered"
             continue
         why = ""

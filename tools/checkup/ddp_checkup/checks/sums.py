@@ -1,12 +1,14 @@
 """Sums over ranks that are printed as if they were means."""
 
-import re
+from collections import Counter, defaultdict
+from itertools import pairwise
 from math import isclose
 
 from ddp_checkup.checks.verdicts import OK, found
-from ddp_checkup.formulas import shows
+from ddp_checkup.formulas import ACCURACY, shows
 
 LATER = 8  # sums, between that of a number and its output
+OFTEN = 3  # times that a sum was summed again
 
 
 def sums_as_means(ranks):
@@ -14,50 +16,112 @@ def sums_as_means(ranks):
 
     Without DDP a loss may be a rank's part of the mean: its gradients are summed.
     """
-    if any(r.unused is None for r in ranks):
-        return OK
-    for i, (line, *_) in enumerate(ranks[0].sums):
-        notes = [
-            r.sums[i] for r in ranks if len(r.sums) > i and r.sums[i][0] == line
-        ]
-        values = [number for *_, number in notes]
-        total = sum(values)
-        if len(notes) < len(ranks):
-            continue
-        means = all(is_mean(r, note) for r, note in zip(ranks, notes, strict=True))
-        for place, before, text, known in ranks[0].outputs:
-            mean = means or is_share(before, values, total)
-            if i < known <= i + LATER and mean and shows(text, total):
-                parts = " + ".join(f"{value:.4g}" for value in values)
-                fix = "Divide the sum by the world size, or use ReduceOp.AVG."
-                text = (
-                    f"{place}: {text} is a sum over the ranks ({parts}, at {line})"
-                )
-                return found(f"{text}, and each was a mean", "warning", fix)
+    again = summed_again(ranks)
+    if again or any(r.unused is None for r in ranks):
+        return again or OK
+    for i, notes in of_all_ranks(ranks):
+        numbers_of_all = zip(*(note.numbers for note in notes), strict=False)
+        outputs = [o for o in ranks[0].outputs if i < o[-1] <= i + LATER]
+        for values in numbers_of_all:
+            verdict = compare(ranks, notes, values, outputs)
+            if verdict:
+                return verdict
     return OK
 
 
-def is_mean(rank, note):
+def of_all_ranks(ranks):
+    """Yield (number, notes): rank 0's sum of this number, and what goes into it."""
+    by_line = [defaultdict(list) for _ in ranks]
+    for notes, r in zip(by_line, ranks, strict=True):
+        for note in r.sums:
+            notes[note.line].append(note)
+    seen = Counter()
+    for i, (line, *_) in enumerate(ranks[0].sums):
+        same, seen[line] = (
+            [its[line][seen[line] :] for its in by_line],
+            seen[line] + 1,
+        )
+        if all(same):
+            yield i, [notes[0] for notes in same]
+
+
+def compare(ranks, notes, values, outputs):
+    """Return a warning if an output is the sum of the ranks' values, and no mean.
+
+    notes: what is known of each rank's value; outputs: those after the sum.
+    """
+    total, line = sum(values), notes[0].line
+    parts = " + ".join(f"{value:.4g}" for value in values)
+    of_all = [*zip(ranks, notes, values, strict=True)]
+    means = all(is_mean(*each) for each in of_all)
+    counts = {sum(notes[0].sizes), len(notes[0].sizes)} - {0, 1}
+    sums = all(is_sum(*each) for each in of_all)
+    for place, before, text, _ in outputs:
+        what = f"{place}: {text} is a sum over the ranks ({parts}, at {line})"
+        if shows(text, total) and (means or is_share(before, values, total)):
+            fix = "Divide the sum by the world size, or use ReduceOp.AVG."
+            return found(f"{what}, and each was a mean", "warning", fix)
+        for count in counts:
+            if sums and shows(text, total / count):
+                fix = "Add up the counts over the ranks, too."
+                text = f"{what}, divided by the count of rank 0 alone, {count}"
+                return found(text, "warning", fix)
+    return None
+
+
+def is_mean(rank, note, number):
     """Return whether a number was the last step's loss, or the mean of a loop's.
 
     Losses that a step accumulates are divided before backward(), or not.
     """
-    _, count, first, passes, number = note
-    losses = rank.losses[first:count]
+    losses = rank.losses[note.first : note.count]
     if not losses or not number:
         return False
-    step, last = losses[-passes:], losses[-1]
-    means = sum(step), sum(step) / len(step), last, last * passes
+    step, last = losses[-note.passes :], losses[-1]
+    means = sum(step), sum(step) / len(step), last, last * note.passes
     means += (sum(losses) / len(losses),)
     return any(isclose(number, mean, rel_tol=1e-4) for mean in means)
+
+
+def is_sum(rank, note, number):
+    """Return whether a number was the sum of a loop's losses, or of its samples'."""
+    losses, sizes = rank.losses[note.first : note.count], note.sizes
+    if len(losses) < 2 or len(losses) != len(sizes):
+        return False
+    by_sample = sum(a * b for a, b in zip(losses, sizes, strict=True))
+    return any(
+        isclose(number, total, rel_tol=1e-4) for total in (sum(losses), by_sample)
+    )
 
 
 def is_share(before, values, total):
     """Return whether the values may be accuracies, and their sum may not.
 
-    Whole numbers may be counts, and the last word before a number says what it is.
+    Whole numbers may be counts.
     """
-    named = re.search(r"acc\w*\W*$", before, re.IGNORECASE)
-    if not named or all(value % 1 == 0 for value in values):
+    if not ACCURACY.search(before) or all(value % 1 == 0 for value in values):
         return False
     return any(0 < max(values) <= whole < total for whole in (1, 100))
+
+
+def summed_again(ranks):
+    """Return a warning about a running total that is reduced again and again.
+
+    What a rank adds to the total of all is small: then its number is never less than
+    the total before. Its own running total grows by less.
+    """
+    for line in dict.fromkeys(note.line for note in ranks[0].sums):
+        of_all = [[n.numbers for n in r.sums if n.line == line] for r in ranks]
+        steps, times = [*zip(*of_all, strict=False)], 0
+        for before, after in pairwise(steps):
+            totals = [sum(values) for values in zip(*before, strict=False)]
+            grows = any(
+                total > 0 and all(n[k] >= total for n in after if len(n) > k)
+                for k, total in enumerate(totals)
+            )
+            times = times + 1 if grows else 0
+            if times == OFTEN:
+                text = f"{line}: the sum over the ranks is summed again, with what"
+                fix = "Reduce it once, after the loop, or reduce each batch's part."
+                return found(f"{text} was added since", "warning", fix)
+    return None

@@ -47,14 +47,20 @@ def first_difference(ranks, part):
 
 
 def are_averaged_later(ranks):
-    """Return whether weights that differed become equal again, as in LocalSGD."""
-    differed = set()  # of several optimizers each has its own weights
+    """Return whether weights that differed become equal again, as in LocalSGD.
+
+    Collectives make them so. All ranks may also load one checkpoint, which is no
+    average.
+    """
+    differed = {}  # of several optimizers each has its own weights: the first step
     for i, of_all in steps_of_all(ranks, "weights"):
         model = str([*ranks[0].models[i:], ranks[0].models[-1]][0])
         if any(v != of_all[0] for v in of_all):
-            differed.add(model)
+            differed.setdefault(model, i)
         elif model in differed:
-            return True
+            steps = range(differed[model], i + 1)
+            moved = sum(ranks[0].moved[step] for step in steps)
+            return 2 * moved >= ranks[0].elements
     return False
 
 

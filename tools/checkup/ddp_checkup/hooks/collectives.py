@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import threading
-from collections import Counter
+from collections import Counter, namedtuple
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,11 @@ from ddp_checkup.record import record, state, user_line
 
 KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
 COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
-MAX_NUMBERS = 1000  # losses, and numbers that are reduced
+MAX_NUMBERS = 1000  # losses, and tensors with numbers that are reduced
+MAX_SUMS = 8  # numbers in such a tensor
+# numbers: before they were added up over the ranks; losses[first:count]: those of
+# the loop over a loader; sizes: of its batches; passes: backward passes of a step
+Sum = namedtuple("Sum", "line first count passes sizes numbers")
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 
 
@@ -41,9 +45,9 @@ def reset():
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
     record.overwritten = {}  # by label: (line, names, checksums) of buffers
+    record.moved = Counter()  # by step: elements in collectives after it
     record.losses = []  # numbers whose backward pass was made
-    # Over ranks: (line, losses until it and before, backward passes a step, number).
-    record.sums = []
+    record.sums = []  # each a Sum
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
@@ -92,6 +96,9 @@ def before_collective(name, values):
     if state.depth:
         note_own_averages(name, values)
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
+    if not state.passes and not state.busy:  # no gradients: after a step, or in one
+        sizes = [tensor.numel() for tensor in tensors_of(values)]
+        record.moved[state.steps] += sum(sizes)
     if state.passes and not averages and "reduce" in name:
         record.averages |= any(tensor.numel() > 1 for tensor in tensors_of(values))
     if name in ("all_reduce", "reduce") and not averages:
@@ -139,18 +146,19 @@ def note_own_averages(name, values):
 
 
 def note_sum(values):
-    """Record a number before ranks add it up: a mean's sum is no mean."""
+    """Record numbers before ranks add them up: a mean's sum is no mean."""
     tensor, *others = values
     plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
     kinds = [v for v in others if isinstance(v, dist.ReduceOp.RedOpType)]
-    is_number = plain and tensor.numel() == 1 and tensor.is_floating_point()
+    few = plain and tensor.numel() <= MAX_SUMS and tensor.is_floating_point()
     sums = kinds in ([], [dist.ReduceOp.SUM])
-    if is_number and sums and len(record.sums) < MAX_NUMBERS:
-        before = state.epoch.losses if state.epoch else 0
-        number = tensor.detach().reshape(()).clone()
+    if few and sums and len(record.sums) < MAX_NUMBERS:
+        loop = state.epoch
+        first, sizes = (loop.losses, [*loop.sizes]) if loop else (0, [])
         passes = state.passes or [1, *record.passes][-1]
-        note = user_line(), len(record.losses), before, passes, number
-        record.sums.append(note)
+        numbers = tensor.detach().flatten().clone()
+        count = len(record.losses)
+        record.sums.append(Sum(user_line(), first, count, passes, sizes, numbers))
 
 
 def before_all_reduce(name, values):

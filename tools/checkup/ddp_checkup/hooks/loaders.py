@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
@@ -32,7 +33,9 @@ def reset():
 
 
 def loop_of(iterator):
-    new = SimpleNamespace(dealt=[], batches=0, steps=0, length=float("inf"), last=0)
+    new = SimpleNamespace(
+        dealt=[], sizes=[], batches=0, steps=0, length=float("inf"), last=0
+    )
     new.exhausted = new.gathered = new.reduced = False
     new.label = new.latest = new.printed = None  # printed: the line that did
     return vars(iterator).setdefault("checkup", new)
@@ -113,6 +116,7 @@ def wrap_next():
         finally:
             state.loading = False
         state.epoch, loop.batches, loop.last = loop, loop.batches + 1, state.steps
+        loop.sizes.append(batch_size(batch))
         state.batch, state.reduced = state.batch + 1, False
         if state.steps < MAX_BATCHES:
             loop.latest = contents(batch)
@@ -120,6 +124,12 @@ def wrap_next():
         return batch
 
     Iterator.__next__ = wrapper
+
+
+def batch_size(batch):
+    """Return the first dimension of its first tensor that has one, or 0."""
+    sizes = (t.shape[0] for t in tree_leaves(batch) if getattr(t, "shape", ()))
+    return next(sizes, 0)
 
 
 def note_samples(loop, batch):

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from ddp_checkup.formulas import batch_sizes, compute, formulas, shows
+from ddp_checkup.formulas import ACCURACY, batch_sizes, compute, formulas, shows
 from ddp_checkup.hooks.shared import wrap
 from ddp_checkup.record import HERE, is_library, record, state, user_line
 
@@ -37,6 +37,7 @@ def reset():
     record.available = set()  # the keys of what was read before outputs
     record.outputs = []  # after sums: (line, text before, number, sums so far)
     record.totals = set()  # whole numbers in the output
+    record.accuracies = set()  # numbers after that word, as texts
     state.numbers = {}  # by (line, loop): what was read since the last output
     state.lines, state.partial = [], ""  # what this rank has printed
 
@@ -112,6 +113,9 @@ def note_numbers(numbers):
     """
     loop = state.epoch
     record.totals |= {int(text) for _, text in numbers if text.isdigit()}
+    if len(record.accuracies) < MAX_OUTPUTS:
+        named = [text for before, text in numbers if ACCURACY.search(before)]
+        record.accuracies |= {text for text in named if "." in text}
     # Shorter ones are often the same by chance.
     numbers = [n for n in numbers if len(n[1].replace(".", "").lstrip("0")) >= 3]
     if record.sums and len(record.outputs) < MAX_OUTPUTS:

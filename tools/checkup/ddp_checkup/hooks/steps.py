@@ -22,6 +22,7 @@ class StopAfterSteps(BaseException):
 def reset():
     record.device = None  # its type; None before the first step
     record.names, record.models = {}, []  # by id(parameter); per step (line, names)
+    record.elements = 0  # of the first optimizer's parameters
     record.start, record.gradients, record.weights = [], [], []  # checksums per step
     record.passes = []  # per step: backward passes before it
     record.labels = []  # per step: (number of its loop over a loader, step in it)
@@ -57,6 +58,7 @@ def before_step(optimizer, args, kwargs):
     if not record.start:
         record.start, record.device = [checksums(found)], device.type
         record.seeds = state.seeds | first_seeds(device)
+        record.elements = sum(p.numel() for p in found)
         note_shards(optimizer)
         for entry in state.modules.values() if found else ():
             note_tensors(entry, "at first")
