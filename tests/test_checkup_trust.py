@@ -581,3 +581,99 @@ class Two(nn.Linear):
     )
     states, output, status = check(START + two + script, tmp_path)
     assert (states["same-batch"], status) == (expected, 0), output
+
+
+ALONE = """
+model = nn.Linear(8, 2)
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(16):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    if step % 4 == 3:
+        TOGETHER
+"""
+TOGETHER = {
+    "average": "for p in model.parameters(): dist.all_reduce(p.data); p.data /= 2",
+    "load": """if rank == 0: torch.save(model.state_dict(), "best.pt")
+        dist.barrier()
+        model.load_state_dict(torch.load("best.pt"))""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how, expected", [("average", "not seen"), ("load", "error")]
+)
+def test_weights_that_become_equal_again(how, expected, tmp_path):
+    """LocalSGD averages weights now and then; to load a checkpoint is no average."""
+    script = START + ALONE.replace("TOGETHER", TOGETHER[how])
+    states, output, status = check(script, tmp_path)
+    assert (states["gradients"], status) == (expected, how == "load"), output
+
+
+LOSSES = """
+x = torch.randn(50, 8)
+data = Subset(TensorDataset(x), range(rank, 50, 2))
+model = DDP(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(rank)
+for epoch in range(3):
+    total = torch.zeros(2)
+    for x, in DataLoader(data, 4, shuffle=True):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        total[0] += loss.detach() * len(x)
+        total[1] += len(x)
+        IN_THE_LOOP
+    dist.all_reduce(total)
+    if rank == 0: print(f"loss {total[0].item() / COUNT:.5f}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "count, in_the_loop, expected, text",
+    [
+        ("total[1].item()", "", ("ok", "not seen"), "Checkup of"),
+        ("25", "", ("warning",), "divided by the count of rank 0 alone, 25"),
+        ("total[1]", "dist.all_reduce(total)", ("warning",), "is summed again"),
+    ],
+)
+def test_sums_of_losses(count, in_the_loop, expected, text, tmp_path):
+    script = LOSSES.replace("COUNT", count).replace("IN_THE_LOOP", in_the_loop)
+    states, output, status = check(START + script, tmp_path)
+    assert states["own-number"] in expected and status == 0, output
+    assert text in output
+
+
+GATHERED = """
+data = TensorDataset(torch.randn(75, 8, generator=torch.Generator().manual_seed(1)))
+loader = DataLoader(data, 8, sampler=DistributedSampler(data, shuffle=False))
+model = DDP(nn.Linear(8, 2))
+TRAIN
+for epoch in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        right = torch.cat([model.module(x).argmax(1) for x, in loader])
+    of_all = [torch.empty_like(right) for _ in range(world_size)]
+    dist.all_gather(of_all, right)
+    of_all = torch.stack(of_all, 1).flatten()[:COUNT].float()
+    share = of_all.mean().item()
+    if rank == 0: print(f"loss 0.2667, accuracy {share:.4f}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count, expected", [("76", "warning"), ("75", "not seen")])
+def test_accuracies_of_what_was_gathered(count, expected, tmp_path):
+    script = GATHERED.replace("TRAIN", TRAIN).replace("COUNT", count)
+    states, output, status = check(START + script, tmp_path)
+    assert (states["eval-coverage"], status) == (expected, 0), output

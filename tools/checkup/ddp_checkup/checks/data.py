@@ -260,7 +260,7 @@ def are_shares(rank, dealt, true):
         return found
 
     of_dealt, of_true = shares(dealt), shares(true)
-    return len(of_dealt - of_true) > 1 and of_true <= of_dealt
+    return len(of_dealt - of_true) > max(1, 2 * len(of_true - of_dealt))
 
 
 def is_shared_out(group):
