@@ -7,7 +7,10 @@ from conftest import REPOSITORY, run
 
 CHECKUP = [sys.executable, REPOSITORY / "tools/checkup"]
 READS_RANK = "import os\nprint('starts')\nrank = int(os.environ['RANK'])\n"
-PRINTS = "import os\nprint('runs as', os.environ['RANK'], 'of 2\\n', end='')\n"
+# One write a line, which no other rank interrupts.
+PRINTS = (
+    "import os\nos.write(1, f'runs as {os.environ[\"RANK\"]} of 2\\n'.encode())\n"
+)
 
 
 @pytest.fixture

@@ -54,7 +54,8 @@ def compare(ranks, notes, values, outputs):
     parts = " + ".join(f"{value:.4g}" for value in values)
     of_all = [*zip(ranks, notes, values, strict=True)]
     means = all(is_mean(*each) for each in of_all)
-    counts = {sum(notes[0].sizes), len(notes[0].sizes)} - {0, 1}
+    # The number of ranks makes a mean of it.
+    counts = {sum(notes[0].sizes), len(notes[0].sizes)} - {0, 1, len(ranks)}
     sums = all(is_sum(*each) for each in of_all)
     for place, before, text, _ in outputs:
         what = f"{place}: {text} is a sum over the ranks ({parts}, at {line})"
@@ -111,7 +112,9 @@ def summed_again(ranks):
     the total before. Its own running total grows by less.
     """
     for line in dict.fromkeys(note.line for note in ranks[0].sums):
-        of_all = [[n.numbers for n in r.sums if n.line == line] for r in ranks]
+        of_all = [
+            [n.numbers for n in r.sums if n.line == line and n.again] for r in ranks
+        ]
         steps, times = [*zip(*of_all, strict=False)], 0
         for before, after in pairwise(steps):
             totals = [sum(values) for values in zip(*before, strict=False)]

@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 import threading
+import weakref
 from collections import Counter, namedtuple
 
 import torch
@@ -33,9 +34,10 @@ KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
 COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
 MAX_NUMBERS = 1000  # losses, and tensors with numbers that are reduced
 MAX_SUMS = 8  # numbers in such a tensor
-# numbers: before they were added up over the ranks; losses[first:count]: those of
-# the loop over a loader; sizes: of its batches; passes: backward passes of a step
-Sum = namedtuple("Sum", "line first count passes sizes numbers")
+# numbers: before they were added up over the ranks; again: in the same tensor as the
+# last ones; losses[first:count]: those of the loop over a loader; sizes: of its
+# batches; passes: backward passes of a step
+Sum = namedtuple("Sum", "line again first count passes sizes numbers")
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 
 
@@ -47,7 +49,7 @@ def reset():
     record.overwritten = {}  # by label: (line, names, checksums) of buffers
     record.moved = Counter()  # by step: elements in collectives after it
     record.losses = []  # numbers whose backward pass was made
-    record.sums = []  # each a Sum
+    record.sums, state.summed = [], {}  # each a Sum; by line: the last tensor
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
@@ -157,8 +159,11 @@ def note_sum(values):
         first, sizes = (loop.losses, [*loop.sizes]) if loop else (0, [])
         passes = state.passes or [1, *record.passes][-1]
         numbers = tensor.detach().flatten().clone()
-        count = len(record.losses)
-        record.sums.append(Sum(user_line(), first, count, passes, sizes, numbers))
+        count, line = len(record.losses), user_line()
+        again = state.summed.get(line, type(None))() is tensor
+        state.summed[line] = weakref.ref(tensor)
+        note = Sum(line, again, first, count, passes, sizes, numbers)
+        record.sums.append(note)
 
 
 def before_all_reduce(name, values):
