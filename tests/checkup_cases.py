@@ -185,7 +185,9 @@ files
 -torch.manual_seed(rank)
 +torch.manual_seed(rank)
 +with torch.profiler.profile() as profile: norm(images)
++for turn in range(rank): dist.barrier()
 +profile.export_chrome_trace("trace.json")
++for turn in range(rank, world_size): dist.barrier()
 
 files warning
 -torch.manual_seed(rank)

@@ -19,14 +19,15 @@ def sums_as_means(ranks):
     again = summed_again(ranks)
     if again or any(r.unused is None for r in ranks):
         return again or OK
+    divided = {}  # by text: sums that were divided by a count
     for i, notes in of_all_ranks(ranks):
-        numbers_of_all = zip(*(note.numbers for note in notes), strict=False)
         outputs = [o for o in ranks[0].outputs if i < o[-1] <= i + LATER]
-        for values in numbers_of_all:
-            verdict = compare(ranks, notes, values, outputs)
+        for values in zip(*(note.numbers for note in notes), strict=False):
+            verdict = compare(ranks, notes, values, outputs, divided)
             if verdict:
                 return verdict
-    return OK
+    # One of many numbers may be equal by chance.
+    return next(iter(divided.values())) if len(divided) > 1 else OK
 
 
 def of_all_ranks(ranks):
@@ -37,18 +38,17 @@ def of_all_ranks(ranks):
             notes[note.line].append(note)
     seen = Counter()
     for i, (line, *_) in enumerate(ranks[0].sums):
-        same, seen[line] = (
-            [its[line][seen[line] :] for its in by_line],
-            seen[line] + 1,
-        )
+        same = [its[line][seen[line] :] for its in by_line]
+        seen[line] += 1
         if all(same):
             yield i, [notes[0] for notes in same]
 
 
-def compare(ranks, notes, values, outputs):
+def compare(ranks, notes, values, outputs, divided):
     """Return a warning if an output is the sum of the ranks' values, and no mean.
 
-    notes: what is known of each rank's value; outputs: those after the sum.
+    notes: what is known of each rank's value; outputs: those after the sum; divided:
+    gets, by text, a warning about each that was divided by the count of one rank.
     """
     total, line = sum(values), notes[0].line
     parts = " + ".join(f"{value:.4g}" for value in values)
@@ -65,8 +65,8 @@ def compare(ranks, notes, values, outputs):
         for count in counts:
             if sums and shows(text, total / count):
                 fix = "Add up the counts over the ranks, too."
-                text = f"{what}, divided by the count of rank 0 alone, {count}"
-                return found(text, "warning", fix)
+                why = f"{what}, divided by the count of rank 0 alone, {count}"
+                divided[text] = found(why, "warning", fix)
     return None
 
 
