@@ -92,8 +92,8 @@ def test_commands_work_as_typed(file, sample, tmp_path):
     if not (REPOSITORY / ".venv-tensorflow").exists() and "intro" in file:
         pytest.skip("no TensorFlow: make venv-tensorflow")
     copy = copy_checkout(tmp_path / "repository")
-    # What sample_data.py would make, a tenth of it. CINIC's runs are stopped within
-    # an epoch, and take it all.
+    # What sample_data.py would make, a tenth of it. CINIC's first runs are stopped
+    # within an epoch, and take it all.
     keep = shutil.ignore_patterns("CINIC")
     shutil.copytree(sample, copy / "data/sample", dirs_exist_ok=True, ignore=keep)
     # CINIC's first run is stopped while it trains, and so needs all its epochs.
@@ -115,6 +115,8 @@ def test_commands_work_as_typed(file, sample, tmp_path):
         script += f'{text}\necho $PIPESTATUS >> "{statuses}"\n'
         if command.startswith(first):
             script += f'SMALL+=" {less}"\n'
+            if "cinic" in file:
+                script += f'cp "{sample}"/CINIC/* "$DATADIR"/CINIC/\n'
     names = "LANG", "TERM", "USER"
     env = {name: os.environ[name] for name in names if name in os.environ}
     env |= {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
