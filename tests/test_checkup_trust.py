@@ -356,6 +356,13 @@ def test_seeds_of_workers(seed, expected, tmp_path):
     assert (text in output) == (expected == "warning"), output
 
 
+ONE_EPOCH = """
+optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+for x in loader:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
 STREAM = """
 import random
 class Stream(IterableDataset):
@@ -365,11 +372,7 @@ class Stream(IterableDataset):
         for i in numbers[START::STEP]: yield torch.arange(8) + 10.0 * i
 
 model = DDP(nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-for x in DataLoader(Stream(), 8):
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
+loader = DataLoader(Stream(), 8)
 """
 
 
@@ -382,7 +385,7 @@ def test_samples_of_a_stream(seed, start, step, expected, tmp_path):
     """Ranks that shuffle alone, and then take parts, share samples."""
     script = STREAM.replace("SIZE", "320").replace("SEED", seed)
     script = script.replace("[START::STEP]", f"[{start}::{step}]")
-    states, output, status = check(START + script, tmp_path)
+    states, output, status = check(START + script + ONE_EPOCH, tmp_path)
     assert (states["coverage"], status) == (expected, 0), output
     text = "samples of rank 0 are also rank 1's"
     assert (text in output) == (expected == "warning"), output
@@ -477,18 +480,14 @@ files = list(range(100))
 random.Random(SEED).shuffle(files)
 data = Files(files[:64])
 model = DDP(nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), 1e-9)
-for x in DataLoader(data, 8, sampler=Own(data)):
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
+loader = DataLoader(data, 8, sampler=Own(data))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed, expected", [("rank", "error"), ("0", "ok")])
 def test_a_split_whose_parts_an_own_sampler_deals_out(seed, expected, tmp_path):
-    script = START + SPLIT.replace("SEED", seed)
+    script = START + SPLIT.replace("SEED", seed) + ONE_EPOCH
     states, output, _ = check(script, tmp_path)
     assert states["split"] == expected, output
 

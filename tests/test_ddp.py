@@ -44,7 +44,7 @@ REPLICAS = {"start", "gradients", "weights"}
 # Ranks share a model, and so a batch.
 PARTS = {"coverage", "same-batch", "own-number"}
 DTENSORS = {"fsdp", "fsdp_checkpoint", "hsdp", "tensor_parallel", "fsdp_tp"}
-UNSEEN = {  # besides
+UNSEEN = {  # by name, besides those
     "tensor_parallel": PARTS,
     "fsdp_tp": PARTS,
     "pipeline": {*PARTS, "unused-parameters"},

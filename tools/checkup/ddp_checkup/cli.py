@@ -106,7 +106,7 @@ def check_source(parser, path):
 def is_rank(parser, options):
     """Return whether a launcher has started this process as one of several ranks."""
     if options.ranks and "TORCHELASTIC_RUN_ID" not in os.environ:
-        for name in OF_A_RANK:  # left over
+        for name in OF_A_RANK:  # left over from an earlier launcher in this shell
             os.environ.pop(name, None)
     if "RANK" not in os.environ:
         return False

@@ -168,7 +168,7 @@ def samples_of_two(ranks):
     if any(
         same_tensors(ranks, *how)[0] for how in (("inputs", all), ("batches", any))
     ):
-        return ""  # see same-batch
+        return ""  # same-batch says it
     for a, b in combinations(ranks, 2):
         for loop in a.samples.keys() & b.samples.keys():
             line, mine = a.samples[loop]
