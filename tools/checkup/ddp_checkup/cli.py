@@ -24,10 +24,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from ddp_checkup import __version__, hooks
+from ddp_checkup import __version__
 from ddp_checkup.checks import CHECKS
-from ddp_checkup.processes import INTERRUPTED, run_launched, run_parent
-from ddp_checkup.record import HERE, state
+from ddp_checkup.record import HERE, INTERRUPTED, state
 
 CHECK = {"choices": [check.name for check in CHECKS], "metavar": "CHECK"}
 OF_A_RANK = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
@@ -126,6 +125,10 @@ def main():
     os.environ["DDP_CHECKUP"] = "1"  # a watched run is no measurement of speed
     if options.ranks and not options.is_rank:
         start_ranks(options)
+    # They import torch.distributed.fsdp, for which the launcher would wait a second.
+    from ddp_checkup import hooks
+    from ddp_checkup.processes import run_launched, run_parent
+
     hooks.reset()
     state.script, state.max_steps = find_script(options), options.steps
     sys.path[0] = os.getcwd() if options.module else os.path.dirname(state.script)

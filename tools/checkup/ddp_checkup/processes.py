@@ -17,9 +17,8 @@ from ddp_checkup.hooks.collectives import note_unused, stop_job
 from ddp_checkup.hooks.numbers import Tee
 from ddp_checkup.hooks.shared import rebind, wrap
 from ddp_checkup.hooks.steps import StopAfterSteps
-from ddp_checkup.record import EXIT, is_library, record, state
+from ddp_checkup.record import EXIT, INTERRUPTED, is_library, record, state
 
-INTERRUPTED = 130  # as a shell says it of Ctrl-C
 TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch
 
 EXIT = os._exit  # the script's is wrapped
+INTERRUPTED = 130  # the exit status after Ctrl-C, as a shell says it
 HERE = os.path.dirname(__file__)  # with ".." in it, as in the frames of this code
 # Code that is not the user's: "<frozen ...>", Python, packages, and this one.
 FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
