@@ -29,6 +29,7 @@ from ddp_checkup.report import report
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
 ON_DEVICE += "tensors", "first", "scales", "losses", "sums", "samples", "overwritten"
+ON_DEVICE += ("class_weights",)
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
@@ -244,6 +245,7 @@ def finished_record(done):
     for name in ON_DEVICE:
         values = {} if waits else getattr(sent, name)
         setattr(sent, name, tree_map_only(torch.Tensor, torch.Tensor.tolist, values))
+    sent.unwaited = [(line, what) for line, what, _ in state.unwaited.values()]
     sent.files = {}
     for path, (line, kind) in record.files.items():
         # A folder is opened for a file without a name.

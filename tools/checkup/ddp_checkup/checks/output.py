@@ -27,6 +27,10 @@ def collectives(ranks):
         if done and most.counts[members] > min(done):
             text = f"rank {most.rank} reaches more of them than others"
             return found(f"{most.last[members]}: {text}")
+    for line, name in (note for r in ranks if r.done for note in r.unwaited):
+        text = f"nothing waits for what {name}(async_op=True) returns"
+        fix = "Call wait() of the returned Work before the result is used."
+        return found(f"{line}: {text}", "warning", fix)
     return OK if any(r.counts for r in ranks) else unseen("there was none")
 
 

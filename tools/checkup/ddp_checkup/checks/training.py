@@ -158,6 +158,55 @@ def gradients(ranks):
 
 
 @check(
+    "what the ranks gather for the loss has a gradient",
+    seen="the graph of autograd that leads from the loss to what was gathered",
+    fix="Use torch.distributed.nn.functional.all_gather(), or put this rank's own "
+    "tensor back in its place among the gathered ones.",
+    level="warning",
+)
+def gathered(ranks):
+    for line in (r.cut_off for r in ranks if r.cut_off):
+        text = (
+            "the gathered tensors are constants for backward(), this rank's own too"
+        )
+        return found(f"{line}: {text}")
+    none = "all_gather() was not called before a loss"
+    return OK if any(r.gathers for r in ranks) else unseen(none)
+
+
+@check(
+    "a checkpoint's weights reach the model",
+    seen="the names that load_state_dict(strict=False) did not find",
+    fix="Save ddp_model.module.state_dict(); load it before DDP wraps the model.",
+)
+def checkpoint(ranks):
+    if any(r.not_loaded for r in ranks):
+        line, names = next(r.not_loaded for r in ranks if r.not_loaded)
+        text = f"{len(names)} tensors, first {names[0]}, keep what they had: in the"
+        text += " checkpoint `module.` stands before their names, or in the model"
+        return found(f"{line}: {text}")
+    return OK if any(r.loads for r in ranks) else unseen("no state was loaded")
+
+
+@check(
+    "all ranks weight the classes alike in the loss",
+    seen="the class weights of cross_entropy(), nll_loss() and BCEWithLogitsLoss",
+    fix="Count the classes of all samples, or sum the ranks' counts by "
+    "dist.all_reduce(), before you compute the weights.",
+)
+def class_weights(ranks):
+    if no_replicas(ranks):
+        return unseen(no_replicas(ranks))
+    for line in ranks[0].class_weights:
+        by_rank = [[*r.class_weights.get(line, {}).values()] for r in ranks]
+        # Weights that change from step to step may be those of samples.
+        constant = all(len(its) > 2 and its == its[:1] * len(its) for its in by_rank)
+        if constant and any(its[0] != by_rank[0][0] for its in by_rank):
+            return found(f"{line}: the ranks' weights differ in all steps")
+    return OK if ranks[0].class_weights else unseen("no loss had weights")
+
+
+@check(
     "each backward pass reaches all parameters",
     seen="DDP's error in the next forward pass",
     fix="Use all parameters in each forward pass, freeze those that are never used "

@@ -27,8 +27,14 @@ from ddp_checkup.hooks.loaders import (
     next_label,
     note_inputs,
 )
-from ddp_checkup.hooks.shared import checksums, keep_out_of_graphs, set_record, wrap
-from ddp_checkup.record import record, state, user_line
+from ddp_checkup.hooks.shared import (
+    checksums,
+    file_of_caller,
+    keep_out_of_graphs,
+    set_record,
+    wrap,
+)
+from ddp_checkup.record import is_library, record, state, user_line
 
 KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
 COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
@@ -38,6 +44,9 @@ MAX_SUMS = 8  # numbers in such a tensor
 # last ones; losses[first:count]: those of the loop over a loader; sizes: of its
 # batches; passes: backward passes of a step
 Sum = namedtuple("Sum", "line again first count passes sizes numbers")
+MAX_NODES = 10_000  # of autograd, in the graph of a loss
+# Nodes of autograd that put tensors together, or one into another
+JOINS = re.compile("Cat|Stack|CopySlices|IndexPut|Scatter|SelectScatter|Where")
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 
 
@@ -47,9 +56,14 @@ def reset():
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
     record.overwritten = {}  # by label: (line, names, checksums) of buffers
+    record.class_weights = {}  # by line and label: checksum of the weights in a loss
     record.moved = Counter()  # by step: elements in collectives after it
     record.losses = []  # numbers whose backward pass was made
     record.sums, state.summed = [], {}  # each a Sum; by line: the last tensor
+    record.gathers = False  # whether something with a gradient was gathered
+    record.cut_off = None  # the line that gathers for a loss, where gradients end
+    state.gathered = []  # since the last backward pass: (line, number, its node)
+    state.unwaited = {}  # by id: (line, what, its Work) of asynchronous collectives
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
@@ -114,7 +128,27 @@ def before_collective(name, values):
             loop.reduced = loop.reduced or loop.first == state.steps
     if "gather" in name and state.epoch:
         state.epoch.gathered = True
+    if name.startswith("all_gather") and torch.is_grad_enabled():
+        nodes = [t.grad_fn for t in tensors_of(values) if t.grad_fn is not None]
+        now = torch._C._autograd._get_sequence_nr()
+        state.gathered += [(user_line(), now, node) for node in nodes]
     check_collective_order(" ".join(what), members(groups[0]) if groups else None)
+
+
+def note_work(name):
+    """Return a hook that notes what a script has to wait for."""
+
+    def after(work, values):
+        few = len(state.unwaited) < MAX_NUMBERS
+        # A library has other ways to wait.
+        if isinstance(work, dist.Work) and not is_library(file_of_caller()) and few:
+            state.unwaited[id(work)] = user_line(), name, work
+
+    return after
+
+
+def after_wait(result, values):
+    state.unwaited.pop(id(values[0]), None)
 
 
 def before_redistribute(name, values):
@@ -166,6 +200,18 @@ def note_sum(values):
         record.sums.append(note)
 
 
+def before_loss(name, values):
+    for weights in values[2:]:
+        if isinstance(weights, torch.Tensor):
+            note_class_weights(weights)
+
+
+def note_class_weights(weights):
+    if weights is not None and torch.is_grad_enabled() and state.steps < MAX_BATCHES:
+        by_label = record.class_weights.setdefault(user_line(), {})
+        by_label[next_label(state.epoch)] = checksums([weights])
+
+
 def before_all_reduce(name, values):
     if not state.ddp and not record.sharded:  # gradients that are averaged by hand
         note_inputs(values[0])
@@ -178,6 +224,32 @@ def before_backward(name, values):
     if is_number and len(record.losses) < MAX_NUMBERS:
         record.losses.append(loss.detach().reshape(()).clone())
     state.backward_line = user_line()
+    if is_number and loss.grad_fn is not None and state.gathered:
+        record.gathers = True
+        note_cut_off(loss.grad_fn)
+    state.gathered.clear()
+
+
+def note_cut_off(node):
+    """Note the line that gathers what this loss is made of, if gradients end there.
+
+    all_gather() is no part of autograd. So a rank puts its own tensor back among
+    the gathered ones: then a node that joins tensors leads to it.
+    """
+    left, nodes = [node], {node}
+    users = {gathered: set() for _, _, gathered in state.gathered}
+    while left and len(nodes) < MAX_NODES:
+        user = left.pop()
+        for other, _ in user.next_functions:
+            if other in users:
+                users[other].add(user.name())
+            if other is not None and other not in nodes:
+                nodes.add(other)
+                left.append(other)
+    for line, number, gathered in state.gathered:
+        later = node._sequence_nr() >= number  # else it was gathered for a metric
+        if later and users[gathered] and not any(map(JOINS.match, users[gathered])):
+            record.cut_off = record.cut_off or line
 
 
 def after_ddp(result, values):
@@ -279,14 +351,21 @@ def before_compile(name, values):
 def install():
     for name, value in [*vars(dist).items()]:
         if COLLECTIVE.match(name) and inspect.isfunction(value):
-            wrap(dist, name, before=before_collective, during="waiting")
+            after = note_work(name)
+            wrap(dist, name, before_collective, after, during="waiting")
     for name in ("send", "recv"):
         wrap(dist, name, during="waiting")
+    for name in ("wait", "is_completed", "get_future", "synchronize"):
+        wrap(dist.Work, name, after=after_wait)
     wrap(DTensor, "redistribute", before=before_redistribute, during="waiting")
     wrap(dist, "all_reduce", before=before_all_reduce)
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before_forward, after_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")
+    for name in ("cross_entropy", "nll_loss"):
+        wrap(torch.nn.functional, name, before=before_loss)
+    with_weights = torch.nn.BCEWithLogitsLoss
+    wrap(with_weights, "forward", lambda _, v: note_class_weights(v[0].pos_weight))
     wrap(Join, "__init__", after=set_record("join"))
     wrap(FSDP1, "__init__", after=after_fully_shard)
     wrap(FSDP1, "forward", during="busy")

@@ -16,6 +16,8 @@ def reset():
     state.modules = {}  # by id: [name, module, steps at its last eval()]
     record.saved = {}  # by module: the line that saved its state
     record.called = {}  # by module: the line that called it without gradients
+    record.loads = 0  # states that were loaded into modules
+    record.not_loaded = None  # (line, names) of a module that got no weights
     state.switching = ""
 
 
@@ -36,6 +38,18 @@ def before_call(name, values):
         if module.training < (not evaluates):
             note_tensors(entry)
         entry[2] = state.steps if evaluates else None
+
+
+def after_load(result, values):
+    """Note a checkpoint that fits but for `module.`: strict=False does not say it.
+
+    load_state_dict() returns the names that it misses, and those it does not know.
+    """
+    record.loads += 1
+    missing, unexpected = map(set, result or [(), ()])
+    for one, other in (missing, unexpected), (unexpected, missing):
+        if {f"module.{name}" for name in one} & other:
+            record.not_loaded = record.not_loaded or (user_line(), sorted(missing))
 
 
 def note_tensors(entry, line=None):
@@ -84,5 +98,6 @@ def install():
     for owner in torch.no_grad, torch.inference_mode:
         wrap(owner, "__enter__", before=before_enter)
         wrap(owner, "__exit__", before=before_exit)
+    wrap(nn.Module, "load_state_dict", after=after_load)
     for name in ("train", "_apply", "state_dict"):
         wrap(nn.Module, name, before=before_call, during="switching")

@@ -11,13 +11,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from ddp_checkup.formulas import ACCURACY, batch_sizes, compute, formulas, shows
-from ddp_checkup.hooks.shared import wrap
-from ddp_checkup.record import HERE, is_library, record, state, user_line
+from ddp_checkup.hooks.shared import file_of_caller, wrap
+from ddp_checkup.record import is_library, record, state, user_line
 
 HOST_SYNCS = ["item", "tolist", "cpu", "numpy"]
 HOST_SYNCS += ["__float__", "__int__", "__bool__", "__format__"]
-# What lies between a hook and its caller; the second one if torch.compile is used.
-HOOK_FILES = HERE, "/torch/_dynamo/eval_frame.py"
 MAX_NUMBERS = 20_000  # of each line that reads them
 MAX_OUTPUTS = 1000  # lines and scalars
 # A line says whose numbers it has; a progress bar is not the loop's result.
@@ -43,10 +41,8 @@ def reset():
 
 
 def after_read(result, values):
-    caller, loop, tensor = sys._getframe(1), state.epoch, values[0]
-    while any(file in caller.f_code.co_filename for file in HOOK_FILES):
-        caller = caller.f_back
-    if is_library(caller.f_code.co_filename) or state.loading:
+    loop, tensor = state.epoch, values[0]
+    if is_library(file_of_caller()) or state.loading:
         return
     reduced = state.reduced
     if tensor.requires_grad and state.train_loop not in (None, loop):

@@ -9,10 +9,12 @@ from types import FunctionType
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ddp_checkup.record import is_library, record, state
+from ddp_checkup.record import HERE, is_library, record, state
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WRAPPERS = {}  # by the id of what they wrap
+# What lies between a hook and its caller; the second one if torch.compile is used.
+HOOK_FILES = HERE, "/torch/_dynamo/eval_frame.py"
 
 
 def call(hook, *args):
@@ -23,6 +25,14 @@ def call(hook, *args):
 def keep_out_of_graphs():
     global call
     call = torch.compiler.disable(call)
+
+
+def file_of_caller():
+    """Return the file of the code that called the function with this hook."""
+    frame = sys._getframe(1)
+    while any(file in frame.f_code.co_filename for file in HOOK_FILES):
+        frame = frame.f_back
+    return frame.f_code.co_filename
 
 
 def set_record(name):
