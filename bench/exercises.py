@@ -160,7 +160,6 @@ def main():
     exercise, repeats, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     sys.path.insert(0, str(REPOSITORY / exercise))
     torch.set_float32_matmul_precision("high")  # as in the scripts
-    torch.backends.cudnn.benchmark = not torch.version.hip
     if "RANK" not in os.environ:
         for row in single_rows(exercise, get_device(), repeats, seconds):
             print(json.dumps(row), flush=True)
