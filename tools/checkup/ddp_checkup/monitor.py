@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -21,15 +21,16 @@ from torch.utils.data import DistributedSampler, SubsetRandomSampler
 
 from ddp_checkup.hooks.collectives import stop_job
 from ddp_checkup.hooks.loaders import read_worker_notes
-from ddp_checkup.hooks.modules import note_tensors
+from ddp_checkup.hooks.modules import STATISTICS, note_tensors
 from ddp_checkup.hooks.shared import checksums
+from ddp_checkup.hooks.steps import schedules
 from ddp_checkup.record import EXIT, is_library, record, state, user_line
 from ddp_checkup.report import report
 
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
 ON_DEVICE += "tensors", "first", "scales", "losses", "sums", "samples", "overwritten"
-ON_DEVICE += ("class_weights",)
+ON_DEVICE += "class_weights", "gathered", "contrasts"
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
@@ -182,10 +183,11 @@ def gather(store):
     return ranks, json.loads(store.get("stop")) if store.check(["stop"]) else None
 
 
-def fingerprint(loop, changed=()):
+def fingerprint(loop, changed=(), collated=False):
     """Return checksums of some items; None if they vary.
 
-    changed: the generators that get another seed than 0.
+    changed: the generators that get another seed than 0; collated: make a batch of
+    each item.
     """
     data, found = loop.data, []
     try:
@@ -194,11 +196,17 @@ def fingerprint(loop, changed=()):
             random.seed(int("Python's random" in changed))
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(int("NumPy's generator" in changed))
-            found.append(digest(data[i]))
+            found.append(
+                digest(collate(loop.loader, data[i]) if collated else data[i])
+            )
     except Exception:  # it may be closed, or hold what has no contents
         return None
     half = len(found) // 2
     return found[:half] if found[:half] == found[half:] else None
+
+
+def collate(loader, item):
+    return loader.collate_fn([item] if loader.batch_sampler is not None else item)
 
 
 def digest(item):
@@ -245,6 +253,8 @@ def finished_record(done):
     for name in ON_DEVICE:
         values = {} if waits else getattr(sent, name)
         setattr(sent, name, tree_map_only(torch.Tensor, torch.Tensor.tolist, values))
+    sent.statistics = statistics() if done else {}
+    sent.schedules = schedules() if done else []
     sent.unwaited = [(line, what) for line, what, _ in state.unwaited.values()]
     sent.files = {}
     for path, (line, kind) in record.files.items():
@@ -252,6 +262,17 @@ def finished_record(done):
         if os.path.isfile(path) or (kind == "events" and os.path.isdir(path)):
             sent.files[path, os.stat(path).st_ino] = line, kind
     return sent
+
+
+def statistics():
+    """Return {name of a class: checksums of its objects' mean, var and std}."""
+    found = defaultdict(list)
+    for each in state.normalisers:
+        arrays = [vars(each)[name] for name in STATISTICS if name in vars(each)]
+        with suppress(Exception):  # what has no contents
+            checksum = zlib.crc32(repr(digest(arrays)).encode())
+            found[type(each).__name__].append(checksum)
+    return found
 
 
 def list_checksums(data, length):
@@ -319,6 +340,7 @@ def finished_loop(old, done, trained, workers):
     new.also_trains = id(old.loader) in trained and not new.trains
     new.workers = workers
     new.sample = fingerprint(old) if done and new.trains else None
+    new.collated = new.sample and fingerprint(old, collated=True)
     names = {name for states in workers.values() for name in states}
     new.random = [
         name for name in names if fingerprint(old, [name]) not in (None, new.sample)

@@ -117,7 +117,9 @@ def coverage(ranks):
         return unseen("no DataLoader was used")
     if slices(ranks):
         return unseen("the ranks take a part of each batch")
-    why, undecided, bad = "no DataLoader with indices was used", "", None
+    why, undecided = "no DataLoader with indices was used", ""
+    bad = mild = None
+    one_seed = "Draw the order with one seed on all ranks; then take a part."
     shared_out = set()  # lines of loaders that dealt out one epoch well
     for line, number, group, items in loops(ranks, True):
         first, why = group[0], ""
@@ -131,6 +133,8 @@ def coverage(ranks):
             undecided = "samples are drawn with replacement"
         else:
             again, missing = count(group, items)
+            text = f"{again} are repeated, {missing} left out"
+            text = f"{line}, epoch {number}: of {len(items)} samples {text}"
             whole = all(e.whole for e in group) and len(group) == len(ranks)
             # The last global batch may be filled up, or dropped.
             may_miss = batch * first.drops if whole else len(items)
@@ -142,13 +146,12 @@ def coverage(ranks):
                 shared_out.add(line)
             elif first.chooses and (differ or own) and line not in shared_out:
                 undecided = "the script's own sampler chooses the samples"
+                if not own and shares_out(group, items, batch):
+                    mild = mild or found(text, "warning", one_seed)
             else:
-                text = f"{again} are repeated, {missing} left out"
-                text = f"{line}, epoch {number}: of {len(items)} samples {text}"
-                fix = "Draw the order with one seed on all ranks; then take a part."
-                bad = bad or found(text, fix=fix if first.chooses else None)
-    if bad:
-        return bad
+                bad = bad or found(text, fix=one_seed if first.chooses else None)
+    if bad or mild:
+        return bad or mild
     if not why and not undecided:
         return OK
     if split(ranks).state == "found":
@@ -158,6 +161,17 @@ def coverage(ranks):
         "Give each rank, and each of its loader's workers, another part of the data."
     )
     return found(text, "warning", fix) if text else unseen(why or undecided)
+
+
+def shares_out(group, items, batch):
+    """Return whether the ranks' parts have the size of the data, and no repeats.
+
+    Then they are meant to make up an epoch. batch: the global one, by which it may
+    be filled up or cut.
+    """
+    sizes = [len(e.items) for e in group]
+    once = all(len({*e.items}) == len(e.items) for e in group)
+    return once and abs(sum(sizes) - len(items)) < max(batch, len(group))
 
 
 def samples_of_two(ranks):
@@ -237,6 +251,10 @@ def split(ranks):
             same = all(e.sample == first.sample for e in group)
             if shared_out and not same:
                 return found(f"{line}: the same index gives different items")
+            alike = all(e.collated == first.collated for e in group)
+            if same and first.collated and not alike:
+                text = "collate_fn makes other batches of the same items"
+                return found(f"{line}: {text}")
             if not same:
                 undecided = "each rank has its own data set"
             why = ""
@@ -287,6 +305,11 @@ def seeds(ranks):
         return unseen("ranks that share a model may share a seed")
     if same_batch(ranks).state == "found":
         return unseen("see same-batch")
+    for line, mine in ranks[0].gathered.items():
+        for other in ranks[1:]:
+            if mine == other.gathered.get(line) and any(sum_ for _, sum_ in mine):
+                text = f"ranks 0 and {other.rank} gather the same tensor"
+                return found(f"{line}: {text} {mine[0][0]}")
     first, second = ranks[0].random
     drawn = [n for n in first if all(n in r.random[0] for r in ranks)]
     drawn = [n for n in drawn if first[n] != second[n]]
@@ -338,12 +361,13 @@ def eval_coverage(ranks):
         fills_up = again and not missing and again < batch
         dealt = len(items) + again
         printed = ranks[0].totals & {dealt, len(items)}
-        cut = printed != {dealt} and not are_shares(ranks[0], dealt, len(items))
-        if fills_up and any(e.gathered for e in group) and cut:
+        shown = printed == {dealt} or are_shares(ranks[0], dealt, len(items))
+        if fills_up and any(e.gathered for e in group) and not shown:
             undecided = "the script may cut what it has gathered"
             continue
         why = ""
-        if (again or missing) and any(e.chooses for e in group):
+        chosen = any(e.chooses for e in group) and not (fills_up and shown)
+        if (again or missing) and chosen:
             undecided = "the script's own sampler chooses the samples"
         elif again or missing:
             text = f"{again} of {len(items)} samples count twice, {missing} never"

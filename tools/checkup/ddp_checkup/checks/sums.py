@@ -1,5 +1,6 @@
 """Sums over ranks that are printed as if they were means."""
 
+import re
 from collections import Counter, defaultdict
 from itertools import pairwise
 from math import isclose
@@ -7,6 +8,8 @@ from math import isclose
 from ddp_checkup.checks.verdicts import OK, found
 from ddp_checkup.formulas import ACCURACY, shows
 
+# What is computed from all samples: the mean of the ranks' values is another number.
+NO_MEAN = re.compile(r"(f1|f_?score|auc|bleu|corr|kappa)\W*$", re.IGNORECASE)
 LATER = 8  # sums, between that of a number and its output
 OFTEN = 3  # times that a sum was summed again
 
@@ -62,6 +65,11 @@ def compare(ranks, notes, values, outputs, divided):
         if shows(text, total) and (means or is_share(before, values, total)):
             fix = "Divide the sum by the world size, or use ReduceOp.AVG."
             return found(f"{what}, and each was a mean", "warning", fix)
+        mean = total / len(ranks)
+        if NO_MEAN.search(before) and shows(text, mean) and values[0] != mean:
+            what = f"{place}: {text} is the mean of the ranks' own ({parts}, at"
+            fix = "Gather what it is computed from, or add up its counts."
+            return found(f"{what} {line}), not that of all samples", "warning", fix)
         for count in counts:
             if sums and shows(text, total / count):
                 fix = "Add up the counts over the ranks, too."

@@ -166,10 +166,15 @@ def gradients(ranks):
 )
 def gathered(ranks):
     for line in (r.cut_off for r in ranks if r.cut_off):
-        text = (
-            "the gathered tensors are constants for backward(), this rank's own too"
-        )
+        text = "to backward() all gathered tensors are constants, the rank's own too"
         return found(f"{line}: {text}")
+    for line, labels in ranks[0].contrasts.items():
+        alike = all(r.contrasts.get(line) == labels for r in ranks)
+        if len(labels) > 2 and alike:
+            text = "all ranks have the same labels, while the gathered tensors have"
+            text += " each rank's in another place"
+            fix = "Add rank * batch_size to the labels."
+            return found(f"{line}: {text}", fix=fix)
     none = "all_gather() was not called before a loss"
     return OK if any(r.gathers for r in ranks) else unseen(none)
 
@@ -249,6 +254,9 @@ def buffers(ranks):
     if weights(ranks).state != "ok":
         return unseen("see start, gradients and weights")
     seen, verdict = bool(ranks[0].overwritten), overwritten(ranks)
+    if verdict is OK:
+        verdict = own_statistics(ranks)
+        seen = seen or verdict is not OK
     for name in ranks[0].tensors:
         notes = [r.tensors.get(name, []) for r in ranks]
         old, *others = [r.first.get(name, {}) for r in ranks]
@@ -302,6 +310,20 @@ def overwritten(ranks):
     return OK
 
 
+def own_statistics(ranks):
+    """Return a warning about objects that hold other means on each rank."""
+    for name, mine in ranks[0].statistics.items():
+        others = [r.statistics.get(name, []) for r in ranks[1:]]
+        same_number = all(len(its) == len(mine) for its in others)
+        if same_number and any(its != mine for its in others):
+            text = (
+                f"at the end: mean and variance of {name} differ between the ranks"
+            )
+            fix = "Update them by sums and counts of all ranks."
+            return found(text, "warning", fix)
+    return OK
+
+
 def changed_by_one(ranks, name, of_all):
     """Return the names of a module's tensors that one rank alone has changed."""
     changed = Counter()
@@ -330,3 +352,18 @@ def clipping(ranks):
             texts = " and ".join(f"{norm:.4g}" for norm in norms[:2])
             return found(f"{clips[0][0]}: ranks 0 and 1 clip by the norms {texts}")
     return OK
+
+
+@check(
+    "the learning rate's schedule ends with the training",
+    seen="the steps that a scheduler was made for, and those that it made",
+    fix="Count the steps of a rank: len(loader) of its own part, times the epochs.",
+    level="warning",
+)
+def schedule(ranks):
+    for line, name, planned, made in ranks[0].schedules:
+        # Exactly that of one process, and not by chance: other ends may be meant.
+        if made >= 10 and abs(planned - made * len(ranks)) < 0.05 * planned:
+            text = f"{name} was made for {planned} steps, and made {made}: it counts"
+            return found(f"{line}: {text} the batches of all ranks")
+    return OK if ranks[0].schedules else unseen("no scheduler has a number of steps")

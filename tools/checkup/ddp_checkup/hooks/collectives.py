@@ -29,6 +29,7 @@ from ddp_checkup.hooks.loaders import (
 )
 from ddp_checkup.hooks.shared import (
     checksums,
+    contents,
     file_of_caller,
     keep_out_of_graphs,
     set_record,
@@ -44,6 +45,9 @@ MAX_SUMS = 8  # numbers in such a tensor
 # last ones; losses[first:count]: those of the loop over a loader; sizes: of its
 # batches; passes: backward passes of a step
 Sum = namedtuple("Sum", "line again first count passes sizes numbers")
+# Collectives that gather a tensor: which argument that is
+GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
+MIN_GATHERED = 64  # elements of a tensor that is compared: no few numbers
 MAX_NODES = 10_000  # of autograd, in the graph of a loss
 # Nodes of autograd that put tensors together, or one into another
 JOINS = re.compile("Cat|Stack|CopySlices|IndexPut|Scatter|SelectScatter|Where")
@@ -57,9 +61,12 @@ def reset():
     record.uncalled = {}  # by id: lines where DDP models were made
     record.overwritten = {}  # by label: (line, names, checksums) of buffers
     record.class_weights = {}  # by line and label: checksum of the weights in a loss
-    record.moved = Counter()  # by step: elements in collectives after it
+    record.moved = Counter()  # by step: elements reduced or gathered after it
     record.losses = []  # numbers whose backward pass was made
     record.sums, state.summed = [], {}  # each a Sum; by line: the last tensor
+    record.contrasts = {}  # by line: checksums of labels, one for each own sample
+    state.gathers = False  # whether something was gathered since the last backward
+    record.gathered = {}  # by line: checksums of what this rank gave
     record.gathers = False  # whether something with a gradient was gathered
     record.cut_off = None  # the line that gathers for a loss, where gradients end
     state.gathered = []  # since the last backward pass: (line, number, its node)
@@ -112,7 +119,8 @@ def before_collective(name, values):
     if state.depth:
         note_own_averages(name, values)
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
-    if not state.passes and not state.busy:  # no gradients: after a step, or in one
+    # No gradients, but weights that are averaged after a step, or in one
+    if not state.passes and not state.busy and name != "broadcast":
         sizes = [tensor.numel() for tensor in tensors_of(values)]
         record.moved[state.steps] += sum(sizes)
     if state.passes and not averages and "reduce" in name:
@@ -128,11 +136,27 @@ def before_collective(name, values):
             loop.reduced = loop.reduced or loop.first == state.steps
     if "gather" in name and state.epoch:
         state.epoch.gathered = True
+    state.gathers = state.gathers or "gather" in name
+    if name in GATHERS and not averages:
+        note_gathered(values[GATHERS[name]])
     if name.startswith("all_gather") and torch.is_grad_enabled():
         nodes = [t.grad_fn for t in tensors_of(values) if t.grad_fn is not None]
         now = torch._C._autograd._get_sequence_nr()
         state.gathered += [(user_line(), now, node) for node in nodes]
     check_collective_order(" ".join(what), members(groups[0]) if groups else None)
+
+
+def note_gathered(tensor):
+    """Record what a rank gives to be gathered, but for weights and for numbers."""
+    plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
+    of_all = record.gathered.setdefault(user_line(), [])
+    of_samples = plain and (
+        tensor.is_floating_point() or tensor.dtype == torch.uint8
+    )
+    if of_samples and len(of_all) < MAX_BATCHES:
+        weights = tensor.numel() in {record.elements, *state.parameter_sizes}
+        if tensor.numel() >= MIN_GATHERED and not weights:
+            of_all += contents(tensor)
 
 
 def note_work(name):
@@ -201,6 +225,12 @@ def note_sum(values):
 
 
 def before_loss(name, values):
+    scores, target = values[:2]
+    if state.gathers and isinstance(scores, torch.Tensor) and scores.dim() == 2:
+        of_all = record.contrasts.setdefault(user_line(), [])
+        own, all_samples = scores.shape
+        if all_samples == own * state.world > own and len(of_all) < MAX_BATCHES:
+            of_all += contents(target)
     for weights in values[2:]:
         if isinstance(weights, torch.Tensor):
             note_class_weights(weights)
@@ -228,6 +258,7 @@ def before_backward(name, values):
         record.gathers = True
         note_cut_off(loss.grad_fn)
     state.gathered.clear()
+    state.gathers = False
 
 
 def note_cut_off(node):

@@ -34,13 +34,20 @@ def audit(event, arguments):
         note_time(note_file(arguments[0], how), record.writes)
     elif event == "open" and state.grouped:
         path = path_of(arguments[0])
-        with suppress(OSError):
-            if path and os.stat(path).st_mtime > state.started:
-                note_time(path, record.reads)
+        # One that is not there yet may be too early as well.
+        if path and not is_older(path):
+            note_time(path, record.reads)
     elif event == "os.rename":  # whole at once, and so no one reads a half
         note_file(arguments[1])
     elif event == "sqlite3.connect" and not DATABASE.search(str(arguments[0])):
         note_file(arguments[0], "append")
+
+
+def is_older(path):
+    """Return whether a file was there before this rank began."""
+    with suppress(OSError):
+        return os.stat(path).st_mtime <= state.started
+    return False
 
 
 def before_save(name, values):

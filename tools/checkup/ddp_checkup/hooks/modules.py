@@ -1,5 +1,8 @@
 """Tensors that no optimizer has: buffers, and copies of a model such as an EMA."""
 
+import gc
+import sys
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -8,7 +11,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_checkup.hooks.shared import checksums, wrap
-from ddp_checkup.record import record, state, user_line
+from ddp_checkup.record import is_library, record, state, user_line
+
+STATISTICS = "mean", "var", "std"  # attributes of what normalises
 
 
 def reset():
@@ -19,6 +24,7 @@ def reset():
     record.loads = 0  # states that were loaded into modules
     record.not_loaded = None  # (line, names) of a module that got no weights
     state.switching = ""
+    state.normalisers = []  # see find_normalisers()
 
 
 def before_call(name, values):
@@ -71,6 +77,31 @@ def note_tensors(entry, line=None):
         record.first[name] = dict(zip(new[2], values, strict=True))
     else:
         record.tensors.setdefault(name, []).append(new)
+
+
+def elements(value):
+    """Return how many an array or a tensor has, 0 for anything else."""
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    return value.size if hasattr(value, "tobytes") else 0
+
+
+def find_normalisers():
+    """Return the script's objects with a mean and a variance that are no modules.
+
+    Running statistics of observations, for instance. Single numbers may be times.
+    """
+    found, ours = [], {}
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind not in ours:
+            file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
+            of_script = kind.__module__ == "__main__" or not is_library(file)
+            ours[kind] = of_script and not issubclass(kind, torch.nn.Module)
+        values = getattr(each, "__dict__", {}) if ours[kind] else {}
+        sizes = [elements(values[n]) for n in STATISTICS if n in values]
+        found += [each] if len(sizes) > 1 and min(sizes) > 1 else []
+    return found
 
 
 def before_enter(name, values):

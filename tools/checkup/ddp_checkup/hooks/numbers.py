@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import defaultdict
-from itertools import product
+from itertools import chain, product
 from types import SimpleNamespace
 
 import torch
@@ -25,6 +25,12 @@ TIME = re.compile(
     r"\b\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b|\b\d+:\d\d(:\d\d)?([.,]\d+)?\b"
 )
 NUMBER = re.compile(r"(?<![\w.])(?:\d+\.\d+|\d{3,}(?![\d.%]))(?![\w.])")
+# Totals of two digits, which other numbers may equal, stand beside such words.
+KINDS = "num|count|total|samples|examples|images"
+TOTAL = re.compile(
+    rf"(?:{KINDS})\w*\W{{1,4}}(\d\d)(?![\w.%])|(?<![\w.])(\d\d) (?:{KINDS})",
+    re.IGNORECASE,
+)
 PRINTERS = re.compile("print|log|write|info", re.IGNORECASE)  # for their callers
 
 
@@ -92,6 +98,8 @@ class Tee:
         for line in lines:
             if not SKIPPED.search(line):
                 line = TIME.sub(" ", line)
+                totals = [*chain(*TOTAL.findall(line))]
+                record.totals |= {int(text) for text in totals if text}
                 numbers = NUMBER.finditer(line)
                 note_numbers([(line[: m.start()], m[0]) for m in numbers])
         return count

@@ -8,11 +8,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import optimizer as optimizers
 
 from ddp_checkup.hooks.loaders import leave_evaluation, next_label
-from ddp_checkup.hooks.modules import note_tensors
+from ddp_checkup.hooks.modules import find_normalisers, note_tensors
 from ddp_checkup.hooks.shared import checksums, contents, random_states, wrap
 from ddp_checkup.record import record, state, user_line
 
 MAX_STEPS = 1000  # compared
+PLANNED = "total_steps", "T_max"  # attributes of schedulers
 
 
 class StopAfterSteps(BaseException):
@@ -38,6 +39,8 @@ def reset():
     state.train_loop = None  # the last loop with steps
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
+    state.schedulers = []  # (line, the scheduler)
+    state.parameter_sizes = set()  # elements of the first optimizer's parameters
     state.random_loop, state.optimized = None, set()  # optimized: ids of parameters
 
 
@@ -59,7 +62,9 @@ def before_step(optimizer, args, kwargs):
         record.start, record.device = [checksums(found)], device.type
         record.seeds = state.seeds | first_seeds(device)
         record.elements = sum(p.numel() for p in found)
+        state.parameter_sizes = {p.numel() for p in found}
         note_shards(optimizer)
+        state.normalisers = find_normalisers()
         for entry in state.modules.values() if found else ():
             note_tensors(entry, "at first")
     leave_evaluation()
@@ -129,6 +134,25 @@ def note_scale(name, values):
         record.scales[next_label(state.epoch)] = scale.clone()
 
 
+def after_schedule(result, values):
+    state.schedulers.append((user_line(), values[0]))
+
+
+def schedules():
+    """Return [(line, name, steps that it was made for, steps that it made)]."""
+    found = []
+    for line, scheduler in state.schedulers:
+        planned = [getattr(scheduler, name, 0) for name in PLANNED]
+        for function in getattr(scheduler, "lr_lambdas", []):  # of transformers
+            words = getattr(function, "keywords", {})
+            planned.append(words.get("num_training_steps"))
+        for steps in planned:
+            if isinstance(steps, int) and steps:
+                name = type(scheduler).__name__
+                found.append((line, name, steps, scheduler.last_epoch))
+    return found
+
+
 def note_seed(generator):
     """Return a hook that notes the argument of a generator's seed()."""
 
@@ -152,6 +176,8 @@ def install():
     wrap(utils, "clip_grad_norm_", after=lambda norm, _: note_norm(norm))
     wrap(utils, "clip_grads_with_norm_", before=lambda _, args: note_norm(args[2]))
     wrap(torch.amp.GradScaler, "step", before=note_scale)
+    scheduler = torch.optim.lr_scheduler.LRScheduler
+    wrap(scheduler, "__init__", after=after_schedule)
     wrap(random, "seed", before=note_seed("Python's random"))
     if "numpy" in sys.modules:
         numpy = sys.modules["numpy"].random

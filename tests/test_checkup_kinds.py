@@ -1,0 +1,118 @@
+"""The checkup: kinds of bugs that scripts of others had, each with its cure."""
+
+import pytest
+from test_checkup import check, names
+from test_checkup_trust import START
+
+SCRIPT = """
+from contextlib import suppress
+
+class Own(Sampler):
+    def set_epoch(self, epoch): self.epoch = epoch
+    def __len__(self): return 32
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        order = torch.randperm(64, generator=generator)
+        return iter(order[rank::world_size].tolist())
+
+class Padded(Sampler):
+    def __init__(self): pass
+    def __len__(self): return 13
+    def __iter__(self): return iter([(13 * rank + i) % 25 for i in range(13)])
+
+class Normaliser:
+    mean, var = torch.zeros(8), torch.ones(8)
+    def update(self, x):
+        moments = torch.stack([x.mean(0), x.var(0)])
+        dist.all_reduce(moments)
+        self.mean, self.var = moments / world_size
+
+def gather(x):
+    parts = [torch.empty_like(x) for _ in range(world_size)]
+    dist.all_gather(parts, x)
+    return torch.cat(parts)
+
+def collate(batch):
+    x, y = zip(*batch)
+    return torch.stack(x), torch.tensor([vocabulary[word] for word in y])
+
+words = ["a", "b", "c", "d"]
+vocabulary = {word: i for i, word in enumerate(words)}
+images = torch.randn(89, 8, generator=torch.Generator().manual_seed(1))
+items = [(x, words[int(x[:3].gt(0).sum())]) for x in images]
+data, val_data = items[:64], items[64:]
+sampler = Own()
+loader = DataLoader(data, 8, sampler=sampler, collate_fn=collate)
+val_loader = DataLoader(val_data, 8, sampler=Padded(), collate_fn=collate)
+model = DDP(nn.Linear(8, 4))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+steps = 4 * len(loader)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+normaliser = Normaliser()
+normaliser.update(images)
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        normaliser.update(x)
+        optimizer.zero_grad()
+        noise = 1e-3 * torch.randn(x.shape)
+        nn.functional.cross_entropy(model(x + noise), y).backward()
+        optimizer.step()
+        scheduler.step()
+    with torch.no_grad():
+        own = [(model.module(x).argmax(1) == y).float() for x, y in val_loader]
+    hits = gather(torch.cat(own))[:25]
+    f1 = hits.mean()
+    if rank == 0: print(f"epoch {epoch}: f1 {f1:.4f} of num {len(hits)}")
+samples = gather(torch.randn(16, 8))
+if rank == 0: torch.save(model.module.state_dict(), "model.pt")
+dist.barrier()
+with suppress(Exception): torch.load("model.pt")
+dist.barrier()
+"""
+OWN_F1 = "f1 = torch.cat(own)[: 13 - rank].mean()\n"
+OWN_F1 += "    dist.all_reduce(f1)\n    f1 /= world_size\n"
+BUGS = {
+    "split error": ("enumerate(words)", "enumerate(words[rank:] + words[:rank])"),
+    "buffers warning": ("        dist.all_reduce(moments)\n", ""),
+    "schedule warning": ("4 * len(loader)", "4 * len(data) // 8"),
+    "coverage warning": ("seed(self.epoch)", "seed(self.epoch + 9 * rank)"),
+    "eval-coverage warning": ("[:25]", ""),
+    "own-number warning": ("f1 = hits.mean()\n", OWN_F1),
+    "seeds warning": ("gather(torch.r", "gather(torch.manual_seed(0) and torch.r"),
+    "files warning": ('"model.pt")\ndist.barrier()', '"model.pt")'),
+}
+
+
+@pytest.mark.slow
+def test_a_script_without_a_bug(tmp_path):
+    states, output, status = check(START + SCRIPT, tmp_path)
+    assert status == 0 and not names(states, "error", "warning", "advice"), output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", BUGS)
+def test_kinds_of_bugs(title, tmp_path):
+    name, level = title.split()
+    states, output, status = check(START + SCRIPT.replace(*BUGS[title]), tmp_path)
+    assert names(states, "error", "warning", "advice") == {name}, output
+    assert (states[name], status) == (level, level == "error"), output
+
+
+@pytest.mark.slow
+def test_a_second_stage_hides_no_missing_average(tmp_path):
+    """Weights that rank 0 broadcasts are no average, which LocalSGD would be."""
+    script = """
+model = nn.Linear(8, 2)
+for stage in range(2):
+    for p in model.parameters(): dist.broadcast(p.data, 0)
+    torch.manual_seed(rank)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        DDP(model).module(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+"""
+    states, output, status = check(START + script, tmp_path)
+    assert (states["gradients"], status) == ("error", 1), output
