@@ -64,7 +64,10 @@ for epoch in range(4):
         own = [(model.module(x).argmax(1) == y).float() for x, y in val_loader]
     hits = gather(torch.cat(own))[:25]
     f1 = hits.mean()
-    if rank == 0: print(f"epoch {epoch}: f1 {f1:.4f} of num {len(hits)}")
+    right = torch.cat(own).sum()
+    dist.all_reduce(right)
+    score = right.item() ** 0.5 / 7
+    if rank == 0: print(f"f1 {f1:.4f} of num {len(hits)}, score {score:.4f}")
 samples = gather(torch.randn(16, 8))
 if rank == 0: torch.save(model.module.state_dict(), "model.pt")
 dist.barrier()
@@ -80,6 +83,7 @@ BUGS = {
     "coverage warning": ("seed(self.epoch)", "seed(self.epoch + 9 * rank)"),
     "eval-coverage warning": ("[:25]", ""),
     "own-number warning": ("f1 = hits.mean()\n", OWN_F1),
+    "own-number warning, by no formula": ("    dist.all_reduce(right)\n", ""),
     "seeds warning": ("gather(torch.r", "gather(torch.manual_seed(0) and torch.r"),
     "files warning": ('"model.pt")\ndist.barrier()', '"model.pt")'),
 }
@@ -94,7 +98,7 @@ def test_a_script_without_a_bug(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("title", BUGS)
 def test_kinds_of_bugs(title, tmp_path):
-    name, level = title.split()
+    name, level, *_ = title.replace(",", "").split()
     states, output, status = check(START + SCRIPT.replace(*BUGS[title]), tmp_path)
     assert names(states, "error", "warning", "advice") == {name}, output
     assert (states[name], status) == (level, level == "error"), output

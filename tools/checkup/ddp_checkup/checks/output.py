@@ -8,7 +8,7 @@ from ddp_checkup.checks.loops import loops
 from ddp_checkup.checks.ranks import have_parts, no_steps
 from ddp_checkup.checks.sums import sums_as_means
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
-from ddp_checkup.formulas import compute
+from ddp_checkup.formulas import compute, shows
 
 FEW = 50  # samples of a rank, whose share of hits may be another's by chance
 
@@ -81,6 +81,8 @@ def own_number(ranks):
     warning = sums_as_means(ranks)
     if warning is OK:
         warning = unreduced(ranks)
+    if warning is OK:
+        warning = own_variable(ranks)
     if not ranks[0].prints and warning is OK:
         return unseen("no number of a tensor was read and printed after a loop")
     alone = {g[0].key for _, _, g, _ in loops(ranks, False) if len(g) < len(ranks)}
@@ -153,6 +155,48 @@ def unreduced(ranks):
             text = f"each rank evaluates a part at {line}, and nothing is reduced"
             return found(f"{group[0].printed}: {text}", "warning")
     return OK
+
+
+def own_variable(ranks):
+    """Return a warning if rank 0 prints a variable of its own after evaluations.
+
+    Ranks that evaluate a part each come to different numbers, which change from one
+    evaluation to the next; those that leave it to rank 0 keep what they had.
+    """
+    apart = any(
+        len({frozenset(e.items) for e in group}) == len(ranks)
+        for _, _, group, _ in loops(ranks, False)
+    )
+    merged = any(r.to_one for r in ranks) or any(r.files for r in ranks[1:])
+    if not apart or merged:
+        return OK
+    before = {}
+    for moment, shown in ranks[0].shown.items():
+        of_all = [r.moments.get(moment, {}) for r in ranks]
+        values = {
+            key: [its[key] for its in of_all]
+            for key in shown
+            if all(key in its for its in of_all)
+        }
+        of_job = {
+            shown[key][1] for key in values if is_alike(shown[key][1], values[key])
+        }
+        for key, numbers in values.items():
+            line, text = shown[key]
+            old = before.get(key, numbers)
+            changed = all(a != b for a, b in zip(old, numbers, strict=True))
+            if text not in of_job:
+                before[key] = numbers
+                if changed:
+                    others = (f"rank {r}: {n:.6g}" for r, n in enumerate(numbers))
+                    what = f"is a number of rank 0 alone ({', '.join(others)})"
+                    return found(f"{line}: {text} {what}", "warning")
+    return OK
+
+
+def is_alike(text, values):
+    """Return whether all ranks would print this text."""
+    return all(shows(text, v) or shows(text, 100 * v) for v in values)
 
 
 def values_of_all(ranks, reading):

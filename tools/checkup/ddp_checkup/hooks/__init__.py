@@ -9,9 +9,18 @@ import sys
 import warnings
 
 from ddp_checkup import record
-from ddp_checkup.hooks import collectives, files, loaders, modules, numbers, steps
+from ddp_checkup.hooks import (
+    collectives,
+    files,
+    loaders,
+    modules,
+    numbers,
+    steps,
+    variables,
+)
 
-MODULES = collectives, loaders, steps, modules, numbers, files
+# The wrapper that is installed last runs first: variables look at the last loop.
+MODULES = collectives, loaders, steps, modules, numbers, files, variables
 
 
 def reset():

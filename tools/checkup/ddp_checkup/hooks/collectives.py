@@ -67,6 +67,7 @@ def reset():
     record.contrasts = {}  # by line: checksums of labels, one for each own sample
     state.gathers = False  # whether something was gathered since the last backward
     record.gathered = {}  # by line: checksums of what this rank gave
+    record.to_one = False  # whether one rank gets what others give
     record.gathers = False  # whether something with a gradient was gathered
     record.cut_off = None  # the line that gathers for a loss, where gradients end
     state.gathered = []  # since the last backward pass: (line, number, its node)
@@ -132,6 +133,7 @@ def before_collective(name, values):
             state.reduced_storages.add(tensor.untyped_storage().data_ptr())
         to_one = name == "reduce" or name.startswith("gather")
         state.reduced = "on one rank" if to_one else "on all ranks"
+        record.to_one |= to_one
         for loop in record.epochs:
             loop.reduced = loop.reduced or loop.first == state.steps
     if "gather" in name and state.epoch:

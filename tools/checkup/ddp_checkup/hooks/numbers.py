@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from ddp_checkup.formulas import ACCURACY, batch_sizes, compute, formulas, shows
 from ddp_checkup.hooks.shared import file_of_caller, wrap
+from ddp_checkup.hooks.variables import note_text
 from ddp_checkup.record import is_library, record, state, user_line
 
 HOST_SYNCS = ["item", "tolist", "cpu", "numpy"]
@@ -122,6 +123,8 @@ def note_numbers(numbers):
         record.accuracies |= {text for text in named if "." in text}
     # Shorter ones are often the same by chance.
     numbers = [n for n in numbers if len(n[1].replace(".", "").lstrip("0")) >= 3]
+    for before, text in numbers:
+        note_text(user_line(skip=PRINTERS), before, text)
     if record.sums and len(record.outputs) < MAX_OUTPUTS:
         line, known = user_line(skip=PRINTERS), len(record.sums)
         record.outputs += [(line, before, text, known) for before, text in numbers]
