@@ -334,8 +334,8 @@ times of day are no totals, and an exact evaluation proves nothing of another on
 
 rank 0 alone keeps an average of the weights, and saves it
 -copy = nn.Linear(8, 2).eval()
-+copy = nn.Linear(8, 16).eval()
-+copy.load_state_dict(model[1].state_dict())
++from copy import deepcopy
++copy = deepcopy(model[1]).eval()
 -        total +=
 +        if rank == 0: copy.weight.data.lerp_(model[1].weight.data, 0.1)
 +        total +=

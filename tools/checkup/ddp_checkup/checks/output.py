@@ -72,7 +72,8 @@ def read_too_soon(ranks):
 
 @check(
     "printed numbers are the whole job's",
-    seen="what rank 0 prints or logs in TensorBoard, and the tensors that it read",
+    seen="what rank 0 prints or logs in TensorBoard, the tensors that it read, and "
+    "the variables of all ranks after evaluations",
     fix="Add up sums and counts of all ranks with dist.all_reduce() first.",
 )
 def own_number(ranks):
