@@ -146,7 +146,7 @@ def coverage(ranks):
                 shared_out.add(line)
             elif first.chooses and (differ or own) and line not in shared_out:
                 undecided = "the script's own sampler chooses the samples"
-                if not own and shares_out(group, items, batch):
+                if not own and again > batch and shares_out(group, items, batch):
                     mild = mild or found(text, "warning", one_seed)
             else:
                 bad = bad or found(text, fix=one_seed if first.chooses else None)

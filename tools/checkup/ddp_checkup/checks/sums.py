@@ -23,10 +23,16 @@ def sums_as_means(ranks):
     if again or any(r.unused is None for r in ranks):
         return again or OK
     divided = {}  # by text: sums that were divided by a count
-    for i, notes in of_all_ranks(ranks):
+    sums = [*of_all_ranks(ranks)]
+    of_job = {  # what may be counts of all ranks
+        sum(values)
+        for _, notes in sums
+        for values in zip(*(note.numbers for note in notes), strict=False)
+    }
+    for i, notes in sums:
         outputs = [o for o in ranks[0].outputs if i < o[-1] <= i + LATER]
         for values in zip(*(note.numbers for note in notes), strict=False):
-            verdict = compare(ranks, notes, values, outputs, divided)
+            verdict = compare(ranks, notes, values, outputs, divided, of_job)
             if verdict:
                 return verdict
     # One of many numbers may be equal by chance.
@@ -47,11 +53,12 @@ def of_all_ranks(ranks):
             yield i, [notes[0] for notes in same]
 
 
-def compare(ranks, notes, values, outputs, divided):
+def compare(ranks, notes, values, outputs, divided, of_job):
     """Return a warning if an output is the sum of the ranks' values, and no mean.
 
     notes: what is known of each rank's value; outputs: those after the sum; divided:
-    gets, by text, a warning about each that was divided by the count of one rank.
+    gets, by text, a warning about each that was divided by the count of one rank;
+    of_job: other sums, by which it may be divided.
     """
     total, line = sum(values), notes[0].line
     parts = " + ".join(f"{value:.4g}" for value in values)
@@ -59,6 +66,7 @@ def compare(ranks, notes, values, outputs, divided):
     means = all(is_mean(*each) for each in of_all)
     # The number of ranks makes a mean of it.
     counts = {sum(notes[0].sizes), len(notes[0].sizes)} - {0, 1, len(ranks)}
+    counts -= of_job
     sums = all(is_sum(*each) for each in of_all)
     for place, before, text, _ in outputs:
         what = f"{place}: {text} is a sum over the ranks ({parts}, at {line})"
