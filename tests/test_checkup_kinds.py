@@ -1,8 +1,10 @@
 """The checkup: kinds of bugs that scripts of others had, each with its cure."""
 
+import re
+
 import pytest
 from test_checkup import check, names
-from test_checkup_trust import START
+from test_checkup_trust import START, TRAIN
 
 SCRIPT = """
 from contextlib import suppress
@@ -120,3 +122,111 @@ for stage in range(2):
 """
     states, output, status = check(START + script, tmp_path)
     assert (states["gradients"], status) == ("error", 1), output
+
+
+AUGMENTED = """
+class Augmented(Dataset):
+    def __init__(self, part): self.part = part
+    def __len__(self): return len(self.part)
+    def __getitem__(self, i): return self.part[i] + torch.rand(8)
+
+data = torch.randn(80, 8, generator=torch.Generator().manual_seed(1))
+torch.manual_seed(SEED)
+part, _ = random_split(data, [64, 16])
+model = DDP(nn.Linear(8, 2))
+sampler = DistributedSampler(part)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in DataLoader(Augmented(part), 8, sampler=sampler):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed, expected", [("rank", "error"), ("0", "ok")])
+def test_a_split_within_another_data_set(seed, expected, tmp_path):
+    script = START + AUGMENTED.replace("SEED", seed)
+    states, output, _ = check(script, tmp_path)
+    assert states["split"] == expected, output
+
+
+COPY = """
+from copy import deepcopy
+if rank == 0: nn.Linear(8, 2).eval()  # another of the same class
+model = nn.Linear(8, 2)
+torch.nn.init.normal_(model.weight, generator=torch.Generator().manual_seed(rank))
+BEFORE
+model = DDP(model)
+AFTER
+"""
+EVALUATE = """
+copy.eval()
+with torch.no_grad(): copy(torch.ones(4, 8))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when, expected", [("BEFORE", "error"), ("AFTER", "ok")])
+def test_a_copy_before_ddp_makes_the_models_equal(when, expected, tmp_path):
+    script = COPY.replace(when, "copy = deepcopy(model).requires_grad_(False)")
+    script = re.sub("BEFORE|AFTER", "", script) + TRAIN + EVALUATE
+    states, output, _ = check(START + script, tmp_path)
+    assert states["buffers"] == expected, output
+
+
+STATISTICS = """
+model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))
+model = DDP(model, broadcast_buffers=False)
+"""
+WITHOUT_LOADER = """
+for buffer in model.buffers(): dist.broadcast(buffer, 0)
+model.eval()
+with torch.no_grad(): model.module(torch.ones(4, 8))
+model.train()
+"""
+
+
+@pytest.mark.slow
+def test_an_evaluation_without_a_loader(tmp_path):
+    script = START + STATISTICS + TRAIN + WITHOUT_LOADER
+    states, output, _ = check(script, tmp_path)
+    assert states["buffers"] == "ok", output
+    broadcast = "for buffer in model.buffers(): dist.broadcast(buffer, 0)"
+    states, output, _ = check(script.replace(broadcast, ""), tmp_path)
+    assert states["buffers"] == "error", output
+
+
+MEANS = """
+data = torch.randn(25, 8, generator=torch.Generator().manual_seed(1))
+part = Subset(data, range(rank, 25, world_size))
+with torch.no_grad():
+    values = [model.module(x).square().mean(1) for x in DataLoader(part, 8)]
+values = torch.cat(values)
+sums = torch.tensor([values.sum(), len(values)])
+"""
+
+
+@pytest.mark.slow
+def test_a_mean_of_unequal_parts(tmp_path):
+    right = "dist.all_reduce(sums)\nmean = sums[0] / sums[1]"
+    wrong = "mean = values.mean()\ndist.all_reduce(mean)\nmean /= world_size"
+    for reduction, expected in (right, "ok"), (wrong, "warning"):
+        script = "model = DDP(nn.Linear(8, 2))" + TRAIN + MEANS + reduction
+        script += "\nif rank == 0: print(f'error {mean.item():.5f}')"
+        states, output, _ = check(START + script, tmp_path)
+        assert states["own-number"] == expected, output
+
+
+@pytest.mark.slow
+def test_pictures_that_c_writes(tmp_path):
+    script = """
+from torchvision.io import write_png
+model = DDP(nn.Linear(8, 2))
+"""
+    write = "write_png(torch.zeros(1, 4, 4, dtype=torch.uint8), NAME)"
+    for name, expected in ("f'{rank}.png'", "ok"), ("'0.png'", "error"):
+        states, output, _ = check(
+            START + script + TRAIN + write.replace("NAME", name), tmp_path
+        )
+        assert states["files"] == expected, output

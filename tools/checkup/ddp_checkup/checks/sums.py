@@ -73,17 +73,31 @@ def compare(ranks, notes, values, outputs, divided, of_job):
         if shows(text, total) and (means or is_share(before, values, total)):
             fix = "Divide the sum by the world size, or use ReduceOp.AVG."
             return found(f"{what}, and each was a mean", "warning", fix)
-        mean = total / len(ranks)
-        if NO_MEAN.search(before) and shows(text, mean) and values[0] != mean:
+        why = is_no_mean(notes, before)
+        if why and shows(text, total / len(ranks)) and len({*values}) > 1:
             what = f"{place}: {text} is the mean of the ranks' own ({parts}, at"
-            fix = "Gather what it is computed from, or add up its counts."
-            return found(f"{what} {line}), not that of all samples", "warning", fix)
+            fix = "Gather what it is computed from, or add up its sums and counts."
+            return found(f"{what} {line}), {why}", "warning", fix)
         for count in counts:
             if sums and shows(text, total / count):
                 fix = "Add up the counts over the ranks, too."
                 why = f"{what}, divided by the count of rank 0 alone, {count}"
                 divided[text] = found(why, "warning", fix)
     return None
+
+
+def is_no_mean(notes, before):
+    """Say why a mean of the ranks' values is not that of all samples, if it is not.
+
+    before: the text before the number.
+    """
+    if NO_MEAN.search(before):
+        return "not that of all samples"
+    evaluates = all(note.sizes and note.first == note.count for note in notes)
+    parts = [sum(note.sizes) for note in notes]
+    if evaluates and len({*parts}) > 1:
+        return f"who have evaluated {', '.join(map(str, parts))} samples"
+    return ""
 
 
 def is_mean(rank, note, number):

@@ -257,9 +257,10 @@ def buffers(ranks):
     if verdict is OK:
         verdict = own_statistics(ranks)
         seen = seen or verdict is not OK
-    for name in ranks[0].tensors:
-        notes = [r.tensors.get(name, []) for r in ranks]
-        old, *others = [r.first.get(name, {}) for r in ranks]
+    for names_of_all in same_modules(ranks):
+        named = [*zip(ranks, names_of_all, strict=True)]
+        notes = [r.tensors.get(name, []) for r, name in named]
+        old, *others = [r.first.get(name, {}) for r, name in named]
         apart = {n for n in old if any(its.get(n) != old[n] for its in others)}
         if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
             notes = [its[-1:] for its in notes]
@@ -267,19 +268,21 @@ def buffers(ranks):
             line, evaluated, names, now, trains = of_all[0]
             alike = all(note[2] == names for note in of_all)
             seen = seen or (bool(names) and alike)
-            what = f"tensors of {name[0]}"
+            what = f"tensors of {names_of_all[0][0]}"
             same = {n for n, v in zip(names, now, strict=True) if old.get(n) == v}
+            calls = [r.called[name] for r, name in named if name in r.called]
             # What differed at first may be constant, or a copy for one rank alone.
-            left_out = set() if evaluated else apart & (same if trains else {*names})
-            calls = [r.called[name] for r in ranks if name in r.called]
-            changed = not evaluated and alike and changed_by_one(ranks, name, of_all)
+            left_out = apart & (same if trains else {*names})
+            if evaluated or len(calls) == len(ranks):
+                left_out = set()
+            changed = not evaluated and alike and changed_by_one(named, of_all)
             all_use = changed and len(calls) > 1  # a copy, such as an EMA
             if changed and not all_use:
                 left_out |= changed
             kept = [n not in left_out for n in names]
             sums = [[*compress(note[3], kept)] for note in of_all]
             differ = count_differing(sums, [*compress(names, kept)], what)
-            saved = [r.saved[name] for r in ranks if name in r.saved]
+            saved = [r.saved[name] for r, name in named if name in r.saved]
             used = evaluated or saved or all_use
             if alike and differ and (evaluated or line == "at the end"):
                 used_by = saved or calls
@@ -324,10 +327,29 @@ def own_statistics(ranks):
     return OK
 
 
-def changed_by_one(ranks, name, of_all):
-    """Return the names of a module's tensors that one rank alone has changed."""
+def same_modules(ranks):
+    """Return [the names that one module has on the ranks].
+
+    A name is (class, first line, number). A rank may use a module first in another
+    line, or have one more: what is left is compared in its order.
+    """
+    of_all = [[*r.tensors] for r in ranks]
+    in_all = [name for name in of_all[0] if all(name in names for names in of_all)]
+    found = [[name] * len(ranks) for name in in_all]
+    others = [[n for n in names if n not in in_all] for names in of_all]
+    for kind in dict.fromkeys(name[0] for name in others[0]):
+        of_kind = [[n for n in names if n[0] == kind] for names in others]
+        found += zip(*of_kind, strict=False)
+    return found
+
+
+def changed_by_one(named, of_all):
+    """Return the names of a module's tensors that one rank alone has changed.
+
+    named: (rank, its name of the module).
+    """
     changed = Counter()
-    for r, (_, _, names, now, _) in zip(ranks, of_all, strict=True):
+    for (r, name), (_, _, names, now, _) in zip(named, of_all, strict=True):
         old = r.first.get(name, {})
         changed.update(n for n, v in zip(names, now, strict=True) if old.get(n) != v)
     return {n for n, times in changed.items() if times == 1}

@@ -231,7 +231,7 @@ def before_loss(name, values):
     if state.gathers and isinstance(scores, torch.Tensor) and scores.dim() == 2:
         of_all = record.contrasts.setdefault(user_line(), [])
         own, all_samples = scores.shape
-        if all_samples == own * state.world > own and len(of_all) < MAX_BATCHES:
+        if all_samples % (own * state.world) == 0 and len(of_all) < MAX_BATCHES:
             of_all += contents(target)
     for weights in values[2:]:
         if isinstance(weights, torch.Tensor):

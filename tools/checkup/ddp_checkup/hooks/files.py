@@ -19,6 +19,12 @@ CACHES = "/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"
 EVENTS = re.compile("events.out.tfevents")  # TensorBoard names them by process
 DATABASE = re.compile("mode=ro|mode=memory|:memory:")
 MAX_FILES = 1000
+# Functions in C++ or Rust that write: their first path is the file.
+WRITERS = {
+    "safetensors.torch": ("save_file", "save_model"),
+    "torchvision.io.image": ("write_file",),  # write_png() calls it
+    "cv2": ("imwrite",),
+}
 
 
 def reset():
@@ -85,12 +91,13 @@ def note_file(path, how="new"):
 
 
 def wrap_writers(*_):
-    """Wrap what a script may have imported since: safetensors writes in Rust."""
-    module = sys.modules.get("safetensors.torch")
-    for name in ("save_file", "save_model"):
-        function = getattr(module, name, None)
-        if function and not hasattr(function, "__wrapped__"):
-            wrap(module, name, before=before_save)
+    """Wrap what a script may have imported since, and what does not call open()."""
+    for name, functions in WRITERS.items():
+        module = sys.modules.get(name)
+        for function in functions:
+            value = getattr(module, function, None)
+            if value and not hasattr(value, "__wrapped__"):
+                wrap(module, function, before=before_save)
 
 
 def install():
@@ -101,4 +108,5 @@ def install():
     wrap(torch.profiler.profile, "export_chrome_trace", before=before_save)
     wrap(torch.autograd.profiler.profile, "export_chrome_trace", before=before_save)
     wrap(DataLoader, "__iter__", before=wrap_writers)
+    wrap(torch.optim.Optimizer, "__init__", before=wrap_writers)
     sys.addaudithook(audit)

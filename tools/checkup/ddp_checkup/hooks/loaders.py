@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Subset, get_worker_info
 from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
 
@@ -77,11 +77,21 @@ def read_worker_notes():
     return {(loop, worker): states for loop, worker, states in notes}
 
 
+def subset_of(data):
+    """Return the Subset that a data set wraps item by item, or the data set."""
+    values = getattr(data, "__dict__", {}).values()
+    inner = [value for value in values if isinstance(value, Subset)]
+    with suppress(TypeError):  # a stream has no length
+        if len(inner) == 1 and len(inner[0]) == len(data):
+            return inner[0]
+    return data
+
+
 def after_iter(iterator, values):
     loop, loader = loop_of(iterator), values[0]
-    data, subsets = loader.dataset, []
+    data, subsets = subset_of(loader.dataset), []
     while hasattr(data, "indices") and hasattr(data, "dataset"):  # Subsets
-        subsets, data = [*subsets, data.indices], data.dataset
+        subsets, data = [*subsets, data.indices], subset_of(data.dataset)
     stream = isinstance(data, IterableDataset) or not hasattr(data, "__len__")
     loop.base_length = 0 if stream else len(data)
     loop.loader, loop.subsets, loop.data = loader, subsets, data

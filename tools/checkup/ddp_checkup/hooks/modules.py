@@ -18,7 +18,9 @@ STATISTICS = "mean", "var", "std"  # attributes of what normalises
 
 def reset():
     record.tensors, record.first = {}, {}  # by module: notes; checksums at step 1
-    state.modules = {}  # by id: [name, module, steps at its last eval()]
+    # By id: [(class, first line, number), module, steps at its last call in eval(),
+    # and at its last eval()]
+    state.modules = {}
     record.saved = {}  # by module: the line that saved its state
     record.called = {}  # by module: the line that called it without gradients
     record.loads = 0  # states that were loaded into modules
@@ -33,9 +35,9 @@ def before_call(name, values):
     if state.switching:  # a part of another
         return
     if id(module) not in state.modules:
-        kind = type(module).__name__
-        number = sum(entry[0][0] == kind for entry in state.modules.values())
-        state.modules[id(module)] = [(kind, number), module, None]
+        place = type(module).__name__, user_line()
+        number = sum(entry[0][:2] == place for entry in state.modules.values())
+        state.modules[id(module)] = [(*place, number), module, None, None]
     entry = state.modules[id(module)]
     if name == "state_dict":
         record.saved[entry[0]] = user_line()
@@ -43,7 +45,7 @@ def before_call(name, values):
         evaluates = False in values[1:]
         if module.training < (not evaluates):
             note_tensors(entry)
-        entry[2] = state.steps if evaluates else None
+        entry[3] = state.steps if evaluates else None
 
 
 def after_load(result, values):
@@ -60,11 +62,11 @@ def after_load(result, values):
 
 def note_tensors(entry, line=None):
     """Note (line, evaluated, names, checksums, training) of a module."""
-    name, module, steps = entry
+    name, module, called, steps = entry
     loops = [loop for loop in record.epochs if loop.batches and not loop.steps]
     # A trainer may train on without a call of train().
     evaluated = any(loop.first == loop.last == steps for loop in loops)
-    evaluated = evaluated and steps == state.steps
+    evaluated = (evaluated or called == steps) and steps == state.steps
     norms = [m for m in module.modules() if isinstance(m, _NormBase)]
     # DDP leaves each rank its own statistics after a training step.
     left_out = {id(b) for m in norms for b in m.buffers() if not evaluated}
@@ -122,7 +124,10 @@ def before_exit(name, values):
 
 def note_call(module, inputs):
     if id(module) in state.modules:
-        record.called.setdefault(state.modules[id(module)][0], user_line())
+        entry = state.modules[id(module)]
+        record.called.setdefault(entry[0], user_line())
+        if not module.training:
+            entry[2] = state.steps
 
 
 def install():
