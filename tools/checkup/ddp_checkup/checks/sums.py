@@ -9,7 +9,10 @@ from ddp_checkup.checks.verdicts import OK, found
 from ddp_checkup.formulas import ACCURACY, shows
 
 # What is computed from all samples: the mean of the ranks' values is another number.
-NO_MEAN = re.compile(r"(f1|f_?score|auc|bleu|corr|kappa)\W*$", re.IGNORECASE)
+NO_MEAN = (
+    "f1|f_?score|au?roc|auc|(?<![a-z])m?ap|bleu|corr|kappa|mcc|[wc]er|ppl|perplexity"
+)
+NO_MEAN = re.compile(rf"({NO_MEAN}|rmse)\W*$", re.IGNORECASE)
 LATER = 8  # sums, between that of a number and its output
 OFTEN = 3  # times that a sum was summed again
 
@@ -60,7 +63,7 @@ def compare(ranks, notes, values, outputs, divided, of_job):
     gets, by text, a warning about each that was divided by the count of one rank;
     of_job: other sums, by which it may be divided.
     """
-    total, line = sum(values), notes[0].line
+    total, line, averages = sum(values), notes[0].line, notes[0].averages
     parts = " + ".join(f"{value:.4g}" for value in values)
     of_all = [*zip(ranks, notes, values, strict=True)]
     means = all(is_mean(*each) for each in of_all)
@@ -69,15 +72,17 @@ def compare(ranks, notes, values, outputs, divided, of_job):
     counts -= of_job
     sums = all(is_sum(*each) for each in of_all)
     for place, before, text, _ in outputs:
-        what = f"{place}: {text} is a sum over the ranks ({parts}, at {line})"
-        if shows(text, total) and (means or is_share(before, values, total)):
-            fix = "Divide the sum by the world size, or use ReduceOp.AVG."
-            return found(f"{what}, and each was a mean", "warning", fix)
         why = is_no_mean(notes, before)
         if why and shows(text, total / len(ranks)) and len({*values}) > 1:
             what = f"{place}: {text} is the mean of the ranks' own ({parts}, at"
             fix = "Gather what it is computed from, or add up its sums and counts."
             return found(f"{what} {line}), {why}", "warning", fix)
+        if averages:
+            continue
+        what = f"{place}: {text} is a sum over the ranks ({parts}, at {line})"
+        if shows(text, total) and (means or is_share(before, values, total)):
+            fix = "Divide the sum by the world size, or use ReduceOp.AVG."
+            return found(f"{what}, and each was a mean", "warning", fix)
         for count in counts:
             if sums and shows(text, total / count):
                 fix = "Add up the counts over the ranks, too."

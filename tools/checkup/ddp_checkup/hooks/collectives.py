@@ -43,8 +43,8 @@ MAX_NUMBERS = 1000  # losses, and tensors with numbers that are reduced
 MAX_SUMS = 8  # numbers in such a tensor
 # numbers: before they were added up over the ranks; again: in the same tensor as the
 # last ones; losses[first:count]: those of the loop over a loader; sizes: of its
-# batches; passes: backward passes of a step
-Sum = namedtuple("Sum", "line again first count passes sizes numbers")
+# batches; passes: backward passes of a step; averages: whether the op is AVG
+Sum = namedtuple("Sum", "line again first count passes sizes numbers averages")
 # Collectives that gather a tensor: which argument that is
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
 MIN_GATHERED = 64  # elements of a tensor that is compared: no few numbers
@@ -213,7 +213,8 @@ def note_sum(values):
     plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
     kinds = [v for v in others if isinstance(v, dist.ReduceOp.RedOpType)]
     few = plain and tensor.numel() <= MAX_SUMS and tensor.is_floating_point()
-    sums = kinds in ([], [dist.ReduceOp.SUM])
+    averages = kinds == [dist.ReduceOp.AVG]
+    sums = averages or kinds in ([], [dist.ReduceOp.SUM])
     if few and sums and len(record.sums) < MAX_NUMBERS:
         loop = state.epoch
         first, sizes = (loop.losses, [*loop.sizes]) if loop else (0, [])
@@ -222,8 +223,9 @@ def note_sum(values):
         count, line = len(record.losses), user_line()
         again = state.summed.get(line, type(None))() is tensor
         state.summed[line] = weakref.ref(tensor)
-        note = Sum(line, again, first, count, passes, sizes, numbers)
-        record.sums.append(note)
+        again = again and not averages
+        of_loop = first, count, passes, sizes
+        record.sums.append(Sum(line, again, *of_loop, numbers, averages))
 
 
 def before_loss(name, values):
