@@ -2,17 +2,14 @@
 
 from itertools import combinations
 
-from ddp_checkup.checks.loops import auxiliary, count, loops
+from ddp_checkup.checks.loops import count, loops
 from ddp_checkup.checks.ranks import (
     average_before_step,
     communicate_in_step,
-    have_parts,
     no_indices,
     no_own_batches,
-    no_steps,
 )
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
-from ddp_checkup.formulas import shows
 
 
 @check(
@@ -262,25 +259,6 @@ def split(ranks):
     return unseen(why) if why else OK
 
 
-def are_shares(rank, dealt, true):
-    """Return whether printed accuracies are shares of all samples that were dealt.
-
-    Few numbers with four digits are such a share by chance.
-    """
-
-    def shares(n):
-        found = set()
-        for text in rank.accuracies:
-            for whole in (1, 100):
-                hits = round(float(text) / whole * n)
-                if 0 < hits < n and len(text) > 5 and shows(text, whole * hits / n):
-                    found.add(text)
-        return found
-
-    of_dealt, of_true = shares(dealt), shares(true)
-    return len(of_dealt - of_true) > max(1, 2 * len(of_true - of_dealt))
-
-
 def is_shared_out(group):
     """Return whether a sampler gives each rank other indices of one data set."""
     parts = [{*e.items} for e in group]
@@ -289,90 +267,3 @@ def is_shared_out(group):
     apart = repeated < min(len(group) * group[0].batch, *map(len, parts))
     most = 2 * len(union) >= len(group[0].sets[-1])  # no few that chance keeps apart
     return group[0].shards or (len(group) > 1 and apart and most)
-
-
-@check(
-    "ranks draw different random numbers",
-    seen="the states of all random number generators that training and the "
-    "loaders' workers use",
-    fix="Call torch.manual_seed(seed + rank), and seed NumPy and random likewise.",
-    level="warning",
-)
-def seeds(ranks):
-    if no_steps(ranks) or any(len(r.random) < 2 for r in ranks):
-        return unseen(no_steps(ranks) or "no epoch has two steps")
-    if have_parts(ranks):
-        return unseen("ranks that share a model may share a seed")
-    if same_batch(ranks).state == "found":
-        return unseen("see same-batch")
-    for line, mine in ranks[0].gathered.items():
-        for other in ranks[1:]:
-            if mine == other.gathered.get(line) and any(sum_ for _, sum_ in mine):
-                text = f"ranks 0 and {other.rank} gather the same tensor"
-                return found(f"{line}: {text} {mine[0][0]}")
-    first, second = ranks[0].random
-    drawn = [n for n in first if all(n in r.random[0] for r in ranks)]
-    drawn = [n for n in drawn if first[n] != second[n]]
-    step = f"{ranks[0].models[0][0]}, at step 1"
-    for name in drawn:
-        text = f"{step}: all ranks have the same state of {name}"
-        if any(r.random[0][name] != first[name] for r in ranks):
-            seeds_of_all = {r.seeds.get(name) for r in ranks}
-            if None in seeds_of_all or len(seeds_of_all) > 1:
-                continue
-            text = f"{step}: all ranks have seeded {name} with {seeds_of_all.pop()}"
-            text += "; its states differ as the ranks have drawn other amounts"
-        return found(text, "advice" if any(r.framework for r in ranks) else None)
-    for line, _, group, _ in loops(ranks, True):
-        if len(group) < len(ranks):
-            continue
-        for worker, states in group[0].workers.items():
-            for name in group[0].random:
-                drawn.append(name)
-                others = [e.workers.get(worker, {}).get(name) for e in group[1:]]
-                if all(other == states[name] for other in others):
-                    text = f"worker {worker} of each rank's loader begins with the"
-                    return found(f"{line}: {text} same state of {name}")
-    return OK if drawn else unseen("no random numbers were drawn")
-
-
-@check(
-    "evaluation counts each sample once",
-    seen="the indices dealt out by loops without optimizer steps",
-    fix="Evaluate Subset(dataset, range(rank, len(dataset), world_size)): a "
-    "DistributedSampler repeats samples to fill up.",
-)
-def eval_coverage(ranks):
-    if no_own_batches(ranks):
-        return unseen(no_own_batches(ranks))
-    why, undecided = "no loop without steps was seen", ""
-    all_loops = [*loops(ranks, False)]
-    for line, number, group, items in all_loops:
-        stopped = len(group) < len(ranks) and not all(r.done for r in ranks)
-        other = any(e.also_trains for e in group)  # for example to update BatchNorm
-        if items is None or stopped or other or not all(e.whole for e in group):
-            continue
-        if all({*e.items} == items for e in group):
-            why = ""
-            continue
-        group = [*group, *auxiliary(all_loops, group)]
-        again, missing = count(group, items)
-        batch = max(e.batch for e in group) * len(ranks)
-        fills_up = again and not missing and again < batch
-        dealt = len(items) + again
-        printed = ranks[0].totals & {dealt, len(items)}
-        shown = printed == {dealt} or are_shares(ranks[0], dealt, len(items))
-        if fills_up and any(e.gathered for e in group) and not shown:
-            undecided = "the script may cut what it has gathered"
-            continue
-        why = ""
-        chosen = any(e.chooses for e in group) and not (fills_up and shown)
-        if (again or missing) and chosen:
-            undecided = "the script's own sampler chooses the samples"
-        elif again or missing:
-            text = f"{again} of {len(items)} samples count twice, {missing} never"
-            small = again < len(ranks) and missing < batch
-            level = "warning" if small else "error"
-            return found(f"{line}, loop {number}: {text}", level)
-    why = undecided or why
-    return unseen(why) if why else OK

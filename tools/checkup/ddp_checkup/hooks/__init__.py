@@ -13,6 +13,7 @@ from ddp_checkup.hooks import (
     collectives,
     files,
     loaders,
+    losses,
     modules,
     numbers,
     steps,
@@ -20,7 +21,16 @@ from ddp_checkup.hooks import (
 )
 
 # The wrapper that is installed last runs first: variables look at the last loop.
-MODULES = collectives, loaders, steps, modules, numbers, files, variables
+MODULES = (
+    collectives,
+    losses,
+    loaders,
+    steps,
+    modules,
+    numbers,
+    files,
+    variables,
+)
 
 
 def reset():

@@ -19,7 +19,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.tensor import DTensor, _dispatch, parallel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils._pytree import tree_leaves
 
 from ddp_checkup.hooks.loaders import (
     MAX_BATCHES,
@@ -27,12 +26,13 @@ from ddp_checkup.hooks.loaders import (
     next_label,
     note_inputs,
 )
+from ddp_checkup.hooks.losses import note_gather, note_graph
 from ddp_checkup.hooks.shared import (
     checksums,
-    contents,
     file_of_caller,
     keep_out_of_graphs,
     set_record,
+    tensors_of,
     wrap,
 )
 from ddp_checkup.record import is_library, record, state, user_line
@@ -45,12 +45,6 @@ MAX_SUMS = 8  # numbers in such a tensor
 # last ones; losses[first:count]: those of the loop over a loader; sizes: of its
 # batches; passes: backward passes of a step; averages: whether the op is AVG
 Sum = namedtuple("Sum", "line again first count passes sizes numbers averages")
-# Collectives that gather a tensor: which argument that is
-GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
-MIN_GATHERED = 64  # elements of a tensor that is compared: no few numbers
-MAX_NODES = 10_000  # of autograd, in the graph of a loss
-# Nodes of autograd that put tensors together, or one into another
-JOINS = re.compile("Cat|Stack|CopySlices|IndexPut|Scatter|SelectScatter|Where")
 MAX_COLLECTIVES = 100_000  # compared; each takes some bytes of the store
 
 
@@ -60,17 +54,10 @@ def reset():
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
     record.overwritten = {}  # by label: (line, names, checksums) of buffers
-    record.class_weights = {}  # by line and label: checksum of the weights in a loss
     record.moved = Counter()  # by step: elements reduced or gathered after it
     record.losses = []  # numbers whose backward pass was made
     record.sums, state.summed = [], {}  # each a Sum; by line: the last tensor
-    record.contrasts = {}  # by line: checksums of labels, one for each own sample
-    state.gathers = False  # whether something was gathered since the last backward
-    record.gathered = {}  # by line: checksums of what this rank gave
     record.to_one = False  # whether one rank gets what others give
-    record.gathers = False  # whether something with a gradient was gathered
-    record.cut_off = None  # the line that gathers for a loss, where gradients end
-    state.gathered = []  # since the last backward pass: (line, number, its node)
     state.unwaited = {}  # by id: (line, what, its Work) of asynchronous collectives
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
@@ -138,27 +125,9 @@ def before_collective(name, values):
             loop.reduced = loop.reduced or loop.first == state.steps
     if "gather" in name and state.epoch:
         state.epoch.gathered = True
-    state.gathers = state.gathers or "gather" in name
-    if name in GATHERS and not averages:
-        note_gathered(values[GATHERS[name]])
-    if name.startswith("all_gather") and torch.is_grad_enabled():
-        nodes = [t.grad_fn for t in tensors_of(values) if t.grad_fn is not None]
-        now = torch._C._autograd._get_sequence_nr()
-        state.gathered += [(user_line(), now, node) for node in nodes]
+    if "gather" in name and not averages:
+        note_gather(name, values)
     check_collective_order(" ".join(what), members(groups[0]) if groups else None)
-
-
-def note_gathered(tensor):
-    """Record what a rank gives to be gathered, but for weights and for numbers."""
-    plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
-    of_all = record.gathered.setdefault(user_line(), [])
-    of_samples = plain and (
-        tensor.is_floating_point() or tensor.dtype == torch.uint8
-    )
-    if of_samples and len(of_all) < MAX_BATCHES:
-        weights = tensor.numel() in {record.elements, *state.parameter_sizes}
-        if tensor.numel() >= MIN_GATHERED and not weights:
-            of_all += contents(tensor)
 
 
 def note_work(name):
@@ -185,12 +154,6 @@ def before_redistribute(name, values):
         group = ranks if len(ranks) < state.world else None
         what = f"{name} of a DTensor {tuple(tensor.shape)}"
         check_collective_order(what, group)
-
-
-def tensors_of(values):
-    leaves = tree_leaves(values)
-    leaves = [v for v in leaves if isinstance(v, torch.Tensor)]
-    return [v for v in leaves if not isinstance(v, DTensor)]
 
 
 def note_own_averages(name, values):
@@ -228,24 +191,6 @@ def note_sum(values):
         record.sums.append(Sum(line, again, *of_loop, numbers, averages))
 
 
-def before_loss(name, values):
-    scores, target = values[:2]
-    if state.gathers and isinstance(scores, torch.Tensor) and scores.dim() == 2:
-        of_all = record.contrasts.setdefault(user_line(), [])
-        own, all_samples = scores.shape
-        if all_samples % (own * state.world) == 0 and len(of_all) < MAX_BATCHES:
-            of_all += contents(target)
-    for weights in values[2:]:
-        if isinstance(weights, torch.Tensor):
-            note_class_weights(weights)
-
-
-def note_class_weights(weights):
-    if weights is not None and torch.is_grad_enabled() and state.steps < MAX_BATCHES:
-        by_label = record.class_weights.setdefault(user_line(), {})
-        by_label[next_label(state.epoch)] = checksums([weights])
-
-
 def before_all_reduce(name, values):
     if not state.ddp and not record.sharded:  # gradients that are averaged by hand
         note_inputs(values[0])
@@ -258,33 +203,8 @@ def before_backward(name, values):
     if is_number and len(record.losses) < MAX_NUMBERS:
         record.losses.append(loss.detach().reshape(()).clone())
     state.backward_line = user_line()
-    if is_number and loss.grad_fn is not None and state.gathered:
-        record.gathers = True
-        note_cut_off(loss.grad_fn)
-    state.gathered.clear()
-    state.gathers = False
-
-
-def note_cut_off(node):
-    """Note the line that gathers what this loss is made of, if gradients end there.
-
-    all_gather() is no part of autograd. So a rank puts its own tensor back among
-    the gathered ones: then a node that joins tensors leads to it.
-    """
-    left, nodes = [node], {node}
-    users = {gathered: set() for _, _, gathered in state.gathered}
-    while left and len(nodes) < MAX_NODES:
-        user = left.pop()
-        for other, _ in user.next_functions:
-            if other in users:
-                users[other].add(user.name())
-            if other is not None and other not in nodes:
-                nodes.add(other)
-                left.append(other)
-    for line, number, gathered in state.gathered:
-        later = node._sequence_nr() >= number  # else it was gathered for a metric
-        if later and users[gathered] and not any(map(JOINS.match, users[gathered])):
-            record.cut_off = record.cut_off or line
+    if is_number:
+        note_graph(loss)
 
 
 def after_ddp(result, values):
@@ -397,10 +317,6 @@ def install():
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before_forward, after_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")
-    for name in ("cross_entropy", "nll_loss"):
-        wrap(torch.nn.functional, name, before=before_loss)
-    with_weights = torch.nn.BCEWithLogitsLoss
-    wrap(with_weights, "forward", lambda _, v: note_class_weights(v[0].pos_weight))
     wrap(Join, "__init__", after=set_record("join"))
     wrap(FSDP1, "__init__", after=after_fully_shard)
     wrap(FSDP1, "forward", during="busy")

@@ -7,6 +7,7 @@ import zlib
 from types import FunctionType
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from ddp_checkup.record import HERE, is_library, record, state
@@ -81,6 +82,13 @@ def rebind():
         for names in [vars(module), *(f.__globals__ for f in functions)]:
             for name, value in [*names.items()]:
                 names[name] = WRAPPERS.get(id(value), value)
+
+
+def tensors_of(values):
+    """Return the tensors in arguments, but for DTensors."""
+    leaves = tree_leaves(values)
+    leaves = [v for v in leaves if isinstance(v, torch.Tensor)]
+    return [v for v in leaves if not isinstance(v, DTensor)]
 
 
 def bits_of(t):

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,10 @@ from ddp_checkup.record import record, state, user_frames
 
 MAX_NUMBERS = 500  # of one moment
 MAX_MOMENTS = 50
+MAX_PARTS = 50  # of a container
 # What is measured differs anyhow.
 MEASURED = re.compile(
-    r"time|sec|took|elapsed|duration|speed|thr?u|/s|/it|per_s|fps|eta|mem|[mg]i?b\b",
+    r"time|sec|took|elapsed|duration|speed|thr?u|/s|/it|per_s|fps|\beta|mem|[mg]i?b\b",
     re.IGNORECASE,
 )
 
@@ -43,23 +45,32 @@ def numbers_in(name, value, depth=2):
         return
     if isinstance(value, float):
         yield name, value
-    elif depth and isinstance(value, Mapping):
-        for key, each in [*value.items()][:50]:
-            yield from numbers_in(f"{name}[{key!r}]", each, depth - 1)
-    elif (
-        depth and isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    ):
-        for i, each in enumerate(value[-50:]):  # a history grows at its end
-            yield from numbers_in(
-                f"{name}[{i - min(50, len(value))}]", each, depth - 1
-            )
-    elif (
-        depth
-        and hasattr(value, "__dict__")
-        and not isinstance(value, torch.nn.Module)
-    ):
-        for key, each in [*vars(value).items()][:50]:
-            yield from numbers_in(f"{name}.{key}", each, depth - 1)
+    elif depth:
+        for part, each in parts_of(value)[-MAX_PARTS:]:  # the last of a history
+            yield from numbers_in(name + part, each, depth - 1)
+
+
+def parts_of(value):
+    """Return [(how it is written after the container's name, a part of it)]."""
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", each) for key, each in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        last = range(-min(len(value), MAX_PARTS), 0)
+        return [(f"[{i}]", value[i]) for i in last]
+    if isinstance(value, torch.nn.Module):
+        return []
+    return [
+        (f".{key}", each) for key, each in getattr(value, "__dict__", {}).items()
+    ]
+
+
+def all_numbers(frame):
+    """Yield (function and variable, number) of the script's functions that run."""
+    for each in user_frames(frame):
+        for name, value in [*each.f_locals.items()]:
+            with suppress(Exception):  # of a container of the script's own
+                for variable, number in numbers_in(name, value):
+                    yield f"{each.f_code.co_name}: {variable}", number
 
 
 def note_moment():
@@ -68,14 +79,7 @@ def note_moment():
     if loop and loop.exhausted and not loop.steps and loop.first == loop.last:
         number = state.begun.total()
         if number not in record.moments and len(record.moments) < MAX_MOMENTS:
-            found = {}
-            for frame in user_frames(sys._getframe(1)):
-                place = frame.f_code.co_name
-                for name, value in [*frame.f_locals.items()]:
-                    with suppress(Exception):  # of a container of the script's own
-                        for key, number_ in numbers_in(name, value):
-                            if len(found) < MAX_NUMBERS:
-                                found[f"{place}: {key}"] = number_
+            found = dict(islice(all_numbers(sys._getframe(1)), MAX_NUMBERS))
             record.moments[number] = found
             record.shown[number] = {
                 key: (line, text)
