@@ -119,6 +119,7 @@ for stage in range(2):
         optimizer.zero_grad()
         DDP(model).module(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
+    dist.all_gather([torch.empty(99) for _ in range(world_size)], torch.randn(99))
 """
     states, output, status = check(START + script, tmp_path)
     assert (states["gradients"], status) == ("error", 1), output
@@ -230,3 +231,60 @@ model = DDP(nn.Linear(8, 2))
             START + script + TRAIN + write.replace("NAME", name), tmp_path
         )
         assert states["files"] == expected, output
+
+
+BY_HAND = """
+model = nn.Linear(8, 2)
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(8):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= world_size
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss, expected", [("loss", "warning"), ("(loss / 2)", "ok")]
+)
+def test_a_sum_of_gradients(loss, expected, tmp_path):
+    """A mean is that of all samples if it is divided, before or after the sum."""
+    script = START + BY_HAND
+    if expected == "ok":
+        assert check(script, tmp_path)[0]["gradients"] == "ok"
+    script = script.replace("        p.grad /= world_size\n", "")
+    script = script.replace("loss.backward", f"{loss}.backward")
+    states, output, _ = check(script, tmp_path)
+    assert states["gradients"] == expected, output
+
+
+SCHEDULE = """
+model = DDP(nn.Linear(8, 2))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def make_schedule(steps):
+    rate = lambda step: 1 - step / steps
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+for part in range(PARTS):  # interrupted, and resumed
+    schedule = make_schedule(48)
+    schedule.last_epoch = 24 * part
+    for step in range(24):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts, expected", [("1", "warning"), ("2", "ok")])
+def test_a_schedule_in_a_closure(parts, expected, tmp_path):
+    script = START + SCHEDULE.replace("PARTS", parts)
+    states, output, _ = check(script, tmp_path)
+    assert states["schedule"] == expected, output

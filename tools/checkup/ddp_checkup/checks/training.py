@@ -1,6 +1,7 @@
 """Checks of weights and gradients: the ranks train one model."""
 
 from itertools import combinations
+from math import isclose
 
 from ddp_checkup.checks.ranks import (
     average_before_step,
@@ -153,6 +154,15 @@ def gradients(ranks):
     for line in ranks[0].uncalled.values():
         text = "the DDP model that is made here is never called"
         return found(f"{line}: {text}", "warning")
+    pairs = [pair for r in ranks for pair in r.undivided]
+    same = all(isclose(a, b, rel_tol=1e-4) for a, b in pairs)
+    summed = same and len(pairs) > 2 * len(ranks)
+    if summed and not any(r.scaled or r.unused is not None for r in ranks):
+        text = (
+            "the gradients are the sum over the ranks, each of a mean over its batch"
+        )
+        fix = "Divide them by the world size, or use ReduceOp.AVG."
+        return found(f"{ranks[0].models[0][0]}: {text}", "warning", fix)
     return OK
 
 
@@ -229,7 +239,10 @@ def clipping(ranks):
     level="warning",
 )
 def schedule(ranks):
+    most = {}  # one of several may have been interrupted, to resume in the next
     for line, name, planned, made in ranks[0].schedules:
+        most[line, name, planned] = max(made, most.get((line, name, planned), 0))
+    for (line, name, planned), made in most.items():
         # Exactly that of one process, and not by chance: other ends may be meant.
         if made >= 10 and abs(planned - made * len(ranks)) < 0.05 * planned:
             text = f"{name} was made for {planned} steps, and made {made}: it counts"

@@ -54,11 +54,12 @@ def reset():
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
     record.overwritten = {}  # by label: (line, names, checksums) of buffers
-    record.moved = Counter()  # by step: elements reduced or gathered after it
+    record.moved = Counter()  # by step: elements of weights reduced or gathered then
     record.losses = []  # numbers whose backward pass was made
     record.sums, state.summed = [], {}  # each a Sum; by line: the last tensor
     record.to_one = False  # whether one rank gets what others give
     state.unwaited = {}  # by id: (line, what, its Work) of asynchronous collectives
+    state.summed_gradients = []  # since the step, by hand: sums of absolute values
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
@@ -109,8 +110,9 @@ def before_collective(name, values):
     averages = state.busy or state.depth  # DDP's hooks, ZeroRedundancyOptimizer
     # No gradients, but weights that are averaged after a step, or in one
     if not state.passes and not state.busy and name != "broadcast":
+        weights = {record.elements, *state.parameter_sizes}
         sizes = [tensor.numel() for tensor in tensors_of(values)]
-        record.moved[state.steps] += sum(sizes)
+        record.moved[state.steps] += sum(size for size in sizes if size in weights)
     if state.passes and not averages and "reduce" in name:
         record.averages |= any(tensor.numel() > 1 for tensor in tensors_of(values))
     if name in ("all_reduce", "reduce") and not averages:
@@ -174,7 +176,7 @@ def note_sum(values):
     """Record numbers before ranks add them up: a mean's sum is no mean."""
     tensor, *others = values
     plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
-    kinds = [v for v in others if isinstance(v, dist.ReduceOp.RedOpType)]
+    kinds = [v for v in others if is_operation(v)]
     few = plain and tensor.numel() <= MAX_SUMS and tensor.is_floating_point()
     averages = kinds == [dist.ReduceOp.AVG]
     sums = averages or kinds in ([], [dist.ReduceOp.SUM])
@@ -194,6 +196,20 @@ def note_sum(values):
 def before_all_reduce(name, values):
     if not state.ddp and not record.sharded:  # gradients that are averaged by hand
         note_inputs(values[0])
+
+
+def after_all_reduce(result, values):
+    """Note a sum of gradients, which the script may divide before the step."""
+    tensor, *others = values
+    sums = all(v == dist.ReduceOp.SUM for v in others if is_operation(v))
+    by_hand = state.passes and not (state.busy or state.depth or state.ddp)
+    plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
+    if by_hand and plain and sums and tensor.numel() > 1 and result is None:
+        state.summed_gradients.append(tensor.detach().abs().sum())
+
+
+def is_operation(value):
+    return isinstance(value, dist.ReduceOp | dist.ReduceOp.RedOpType)
 
 
 def before_backward(name, values):
@@ -313,7 +329,7 @@ def install():
     for name in ("wait", "is_completed", "get_future", "synchronize"):
         wrap(dist.Work, name, after=after_wait)
     wrap(DTensor, "redistribute", before=before_redistribute, during="waiting")
-    wrap(dist, "all_reduce", before=before_all_reduce)
+    wrap(dist, "all_reduce", before_all_reduce, after_all_reduce)
     wrap(DDP, "__init__", after=after_ddp)
     wrap(DDP, "forward", before_forward, after_forward, during="busy")
     wrap(torch.autograd, "backward", before=before_backward, during="busy")

@@ -12,6 +12,8 @@ from ddp_checkup.record import record, state, user_line
 # Collectives that gather a tensor: which argument that is
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
 MIN_GATHERED = 64  # elements of a tensor that is compared: no few numbers
+# Nodes of autograd that make a mean: a loss that is multiplied then has another one
+MEANS = re.compile("(Mse|Nll|SmoothL1|L1|Huber|BinaryCrossEntropy|Mean)\\w*Backward")
 MAX_NODES = 10_000  # of autograd, in the graph of a loss
 # Nodes of autograd that put tensors together, or one into another
 JOINS = re.compile("Cat|Stack|CopySlices|IndexPut|Scatter|SelectScatter|Where")
@@ -21,6 +23,7 @@ def reset():
     record.class_weights = {}  # by line and label: checksum of the weights in a loss
     record.contrasts = {}  # by line: checksums of labels, one for each own sample
     record.gathered = {}  # by line: checksums of what this rank gave
+    record.scaled = False  # whether a loss is none of PyTorch's means itself
     record.gathers = False  # whether something with a gradient was gathered
     record.cut_off = None  # the line that gathers for a loss, where gradients end
     state.gathers = False  # whether something was gathered since the last backward
@@ -76,6 +79,7 @@ def note_graph(loss):
     the gathered ones: then a node that joins tensors leads to it.
     """
     root = loss.grad_fn
+    record.scaled |= root is None or not MEANS.match(root.name())
     if state.gathered and root is not None:
         record.gathers = True
         left, nodes = [root], {root}

@@ -25,6 +25,8 @@ def reset():
     record.names, record.models = {}, []  # by id(parameter); per step (line, names)
     record.elements = 0  # of the first optimizer's parameters
     record.start, record.gradients, record.weights = [], [], []  # checksums per step
+    # Per step: sums of gradients' absolute values, after all_reduce() and later
+    record.undivided = []
     record.passes = []  # per step: backward passes before it
     record.labels = []  # per step: (number of its loop over a loader, step in it)
     record.shards = {}  # by parameter: (coordinates of the shard, shape, checksum)
@@ -86,6 +88,7 @@ def before_step(optimizer, args, kwargs):
     record.passes.append(state.passes)
     state.passes = 0
     record.gradients.append(checksums([p.grad for p in found], device))
+    note_division(found)
     record.weights.append(checksums(found))  # before the step
     names = [record.names.get(id(p), "a parameter") for p in found]
     names = [f"{name} {(*p.shape,)}" for name, p in zip(names, found, strict=True)]
@@ -118,6 +121,22 @@ def note_shards(optimizer):
                 record.shards[number] = place, shape, checksum
 
 
+def note_division(parameters):
+    """Record whether gradients are still what they were when they had been summed.
+
+    Before they are clipped, if they are. parameters: those of the optimizer.
+    """
+    if state.summed_gradients and parameters:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        now = sum(g.abs().sum() for g in gradients if not g.is_sparse)
+        record.undivided.append((sum(state.summed_gradients), now))
+    state.summed_gradients.clear()
+
+
+def before_clip(name, values):
+    note_division(state.last_parameters)  # those of values may be a generator
+
+
 def note_norm(norm):
     """Record the norm by which a rank scales its gradients."""
     placements = norm.placements if isinstance(norm, DTensor) else []
@@ -143,14 +162,21 @@ def schedules():
     found = []
     for line, scheduler in state.schedulers:
         planned = [getattr(scheduler, name, 0) for name in PLANNED]
-        for function in getattr(scheduler, "lr_lambdas", []):  # of transformers
-            words = getattr(function, "keywords", {})
-            planned.append(words.get("num_training_steps"))
+        for function in getattr(scheduler, "lr_lambdas", []):
+            words = {**getattr(function, "keywords", {}), **closure_of(function)}
+            planned += [words[name] for name in words if "step" in name]
         for steps in planned:
             if isinstance(steps, int) and steps:
                 name = type(scheduler).__name__
                 found.append((line, name, steps, scheduler.last_epoch))
     return found
+
+
+def closure_of(function):
+    """Return {name: value} of the variables that a function has from around it."""
+    cells = getattr(function, "__closure__", None) or ()
+    names = function.__code__.co_freevars if cells else ()
+    return {name: c.cell_contents for name, c in zip(names, cells, strict=True)}
 
 
 def note_seed(generator):
@@ -173,7 +199,7 @@ def first_seeds(device):
 
 def install():
     utils = torch.nn.utils
-    wrap(utils, "clip_grad_norm_", after=lambda norm, _: note_norm(norm))
+    wrap(utils, "clip_grad_norm_", before_clip, lambda norm, _: note_norm(norm))
     wrap(utils, "clip_grads_with_norm_", before=lambda _, args: note_norm(args[2]))
     wrap(torch.amp.GradScaler, "step", before=note_scale)
     scheduler = torch.optim.lr_scheduler.LRScheduler
