@@ -6,7 +6,7 @@ whatever its formula is. All ranks note their variables when the next loop begin
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
 from contextlib import suppress
 from itertools import islice
 
@@ -52,9 +52,10 @@ def numbers_in(name, value, depth=2):
 
 def parts_of(value):
     """Return [(how it is written after the container's name, a part of it)]."""
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", each) for key, each in value.items()]
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, dict):
+        names = [key for key in value if isinstance(key, str | int)]  # no parameters
+        return [(f"[{key!r}]", value[key]) for key in names]
+    if isinstance(value, list | tuple | deque):
         last = range(-min(len(value), MAX_PARTS), 0)
         return [(f"[{i}]", value[i]) for i in last]
     if isinstance(value, torch.nn.Module):
