@@ -100,7 +100,9 @@ def find_normalisers():
             file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
             of_script = kind.__module__ == "__main__" or not is_library(file)
             ours[kind] = of_script and not issubclass(kind, torch.nn.Module)
-        values = getattr(each, "__dict__", {}) if ours[kind] else {}
+        if not ours[kind]:
+            continue
+        values = getattr(each, "__dict__", {})
         sizes = [elements(values[n]) for n in STATISTICS if n in values]
         found += [each] if len(sizes) > 1 and min(sizes) > 1 else []
     return found
