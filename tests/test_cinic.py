@@ -335,7 +335,8 @@ def test_a_resnet_with_syncbatchnorm_trains_as_one_process_does(sample, tmp_path
     losses = [mean["loss"] for mean in alone["means"]]
     for rank in ranks:
         means = [mean["loss"] for mean in rank["means"]]
-        assert means == pytest.approx(losses, rel=2e-4)
+        # CPUs round differently, by 2e-4; BatchNorm without Sync differs by 3e-2.
+        assert means == pytest.approx(losses, rel=1e-3)
     assert all(map(torch.equal, ranks[0]["weights"], ranks[1]["weights"]))
 
 
