@@ -21,11 +21,14 @@ from ddp_checkup.record import record, state, user_frames
 MAX_NUMBERS = 500  # of one moment
 MAX_MOMENTS = 50
 MAX_PARTS = 50  # of a container
-# What is measured differs anyhow.
-MEASURED = re.compile(
-    r"time|sec|took|elapsed|duration|speed|thr?u|/s|/it|per_s|fps|\beta|mem|[mg]i?b\b",
+MAX_WORDS = 20  # letters before a number that may name it
+# Of other numbers, such as times and memory, each rank has its own.
+METRIC = re.compile(
+    r"acc|loss|err|iou|dice|score|psnr|ssim|recall|prec|f1|auc|m?ap\b|bleu|[wc]er\b|ppl|"
+    r"perpl|metric|top|hit|mrr|ndcg|r?mse|mae|corr|fid|kappa|mcc|epe|pck|r2",
     re.IGNORECASE,
 )
+MEASURED = re.compile(r"time|sec|\bms\b|speed|/s|per_s|[mg]i?b\b", re.IGNORECASE)
 
 
 def reset():
@@ -36,7 +39,7 @@ def reset():
 
 def note_text(line, before, text):
     if len(state.texts) < MAX_NUMBERS and not MEASURED.search(before):
-        state.texts.append((line, text))
+        state.texts.append((line, text, bool(METRIC.search(before[-MAX_WORDS:]))))
 
 
 def numbers_in(name, value, depth=2):
@@ -85,8 +88,9 @@ def note_moment():
             record.shown[number] = {
                 key: (line, text)
                 for key, value in found.items()
-                for line, text in state.texts
-                if shows(text, value) or shows(text, 100 * value)
+                for line, text, named in state.texts
+                if (named or METRIC.search(key))
+                and (shows(text, value) or shows(text, 100 * value))
             }
     state.texts.clear()
 
