@@ -43,10 +43,14 @@ class Job(Run):
 
     target = staticmethod(run_captured)
 
-    def __init__(self, folder, script, *options, **how):
-        """folder: a new one; script: its path within the repository."""
+    def __init__(self, folder, script, *options, data=None, **how):
+        """folder: a new one; script: its path within the repository.
+
+        data: the folder with the data, if it is not DATADIR.
+        """
         (folder / "logs").mkdir(parents=True)
-        super().__init__(folder, os.environ["DATADIR"], script, *options, **how)
+        data = data or os.environ["DATADIR"]
+        super().__init__(folder, data, script, *options, **how)
 
     def __enter__(self):
         return self

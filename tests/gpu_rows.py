@@ -92,12 +92,15 @@ def ranks_of(script):
     return 2 if "init_process_group" in text else 0
 
 
-def run_recorded(folder, script, options, cnn=False, **env):
-    """Run a training script; return its printed losses, speed, and records."""
+def run_recorded(folder, script, options, cnn=False, **how):
+    """Run a training script; return its printed losses, speed, and records.
+
+    how: what else Job() takes, such as variables of the environment.
+    """
     freeze = cnn and script.startswith(BATCHNORM)
     patch = partial(record, draw_on_cpu=cnn, freeze=freeze)
     with Job(
-        folder, script, *options, ranks=ranks_of(script), patch=patch, **env
+        folder, script, *options, ranks=ranks_of(script), patch=patch, **how
     ) as job:
         output, records = job.wait(), job.records()
     speeds = re.findall(r"Epoch.* ([\d.]+) \w+/s", output)
@@ -166,7 +169,7 @@ def train_at_full_size(root, results, name, exercise, one, all_gpus, options):
                 break  # ranks that share a GPU are no faster
             folder = root / f"full-{part}-{name}"
             script = f"{exercise}/{script}"
-            row[part] = run_recorded(folder, script, options, DATADIR=str(data))
+            row[part] = run_recorded(folder, script, options, data=data)
     finally:
         sampling.terminate()
         sampling.wait()

@@ -118,6 +118,17 @@ def test_jobs_end_by_themselves_by_an_error_and_by_their_time_limit(
         assert not any(process.is_alive() for process in job.processes)
 
 
+def test_full_size_has_data_of_its_own(monkeypatch, tmp_path):
+    """Those of the other rows are few: a step or two an epoch."""
+    monkeypatch.setenv("DATADIR", str(tmp_path / "small"))
+    make = gpu_rows.make_data
+    monkeypatch.setattr(gpu_rows, "make_data", lambda *args: make(*args[:2], 0.1))
+    mnist = gpu_rows.FULL["MNIST"]
+    row = gpu_rows.train_at_full_size(tmp_path, tmp_path, "MNIST", *mnist)
+    images = len(torch.load(tmp_path / "full/MNIST/train.pt")["images"])
+    assert row["one"]["steps"] == 2 * math.ceil(images / 64)
+
+
 STEPS = """
 import sys, torch
 from torch.nn.functional import cross_entropy, dropout
