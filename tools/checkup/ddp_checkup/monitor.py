@@ -30,7 +30,7 @@ from ddp_checkup.report import report
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
 ON_DEVICE += "tensors", "first", "scales", "losses", "sums", "samples", "overwritten"
-ON_DEVICE += "class_weights", "gathered", "contrasts", "undivided"
+ON_DEVICE += "class_weights", "given", "contrasts", "undivided"
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop
@@ -196,9 +196,8 @@ def fingerprint(loop, changed=(), collated=False):
             random.seed(int("Python's random" in changed))
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(int("NumPy's generator" in changed))
-            found.append(
-                digest(collate(loop.loader, data[i]) if collated else data[i])
-            )
+            item = collate(loop.loader, data[i]) if collated else data[i]
+            found.append(digest(item))
     except Exception:  # it may be closed, or hold what has no contents
         return None
     half = len(found) // 2

@@ -101,9 +101,7 @@ def own_statistics(ranks):
         others = [r.statistics.get(name, []) for r in ranks[1:]]
         same_number = all(len(its) == len(mine) for its in others)
         if same_number and any(its != mine for its in others):
-            text = (
-                f"at the end: mean and variance of {name} differ between the ranks"
-            )
+            text = f"at the end: mean and variance of {name} differ between ranks"
             fix = "Update them by sums and counts of all ranks."
             return found(text, "warning", fix)
     return OK

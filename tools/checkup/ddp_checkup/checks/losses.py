@@ -6,7 +6,7 @@ from ddp_checkup.checks.verdicts import OK, check, found, unseen
 
 @check(
     "what the ranks gather for the loss has a gradient",
-    seen="the graph of autograd that leads from the loss to what was gathered",
+    seen="the graph of autograd from the loss to what was gathered, and the labels",
     fix="Use torch.distributed.nn.functional.all_gather(), or put this rank's own "
     "tensor back in its place among the gathered ones.",
     level="warning",

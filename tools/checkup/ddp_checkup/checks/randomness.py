@@ -20,9 +20,9 @@ def seeds(ranks):
         return unseen("ranks that share a model may share a seed")
     if same_batch(ranks).state == "found":
         return unseen("see same-batch")
-    for line, mine in ranks[0].gathered.items():
+    for line, mine in ranks[0].given.items():
         for other in ranks[1:]:
-            if mine == other.gathered.get(line) and any(sum_ for _, sum_ in mine):
+            if mine == other.given.get(line) and any(sum_ for _, sum_ in mine):
                 text = f"ranks 0 and {other.rank} gather the same tensor"
                 return found(f"{line}: {text} {mine[0][0]}")
     first, second = ranks[0].random

@@ -9,10 +9,8 @@ from ddp_checkup.checks.verdicts import OK, found
 from ddp_checkup.formulas import ACCURACY, shows
 
 # What is computed from all samples: the mean of the ranks' values is another number.
-NO_MEAN = (
-    "f1|f_?score|au?roc|auc|(?<![a-z])m?ap|bleu|corr|kappa|mcc|[wc]er|ppl|perplexity"
-)
-NO_MEAN = re.compile(rf"({NO_MEAN}|rmse)\W*$", re.IGNORECASE)
+NAMES = "f1|f_?score|auroc|m?auc|m?ap|bleu|corr|kappa|mcc|[wc]er|ppl|perplexity|rmse"
+NO_MEAN = re.compile(rf"(?<![a-z])({NAMES})\W*$", re.IGNORECASE)
 LATER = 8  # sums, between that of a number and its output
 OFTEN = 3  # times that a sum was summed again
 

@@ -41,6 +41,7 @@ KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
 COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
 MAX_NUMBERS = 1000  # losses, and tensors with numbers that are reduced
 MAX_SUMS = 8  # numbers in such a tensor
+MAX_WORKS = 20  # that nobody has waited for: each keeps its tensors
 # numbers: before they were added up over the ranks; again: in the same tensor as the
 # last ones; losses[first:count]: those of the loop over a loader; sizes: of its
 # batches; passes: backward passes of a step; averages: whether the op is AVG
@@ -136,7 +137,7 @@ def note_work(name):
     """Return a hook that notes what a script has to wait for."""
 
     def after(work, values):
-        few = len(state.unwaited) < MAX_NUMBERS
+        few = len(state.unwaited) < MAX_WORKS
         # A library has other ways to wait.
         if isinstance(work, dist.Work) and not is_library(file_of_caller()) and few:
             state.unwaited[id(work)] = user_line(), name, work

@@ -22,29 +22,30 @@ JOINS = re.compile("Cat|Stack|CopySlices|IndexPut|Scatter|SelectScatter|Where")
 def reset():
     record.class_weights = {}  # by line and label: checksum of the weights in a loss
     record.contrasts = {}  # by line: checksums of labels, one for each own sample
-    record.gathered = {}  # by line: checksums of what this rank gave
+    record.given = {}  # by line: checksums of what this rank gave to be gathered
     record.scaled = False  # whether a loss is none of PyTorch's means itself
     record.gathers = False  # whether something with a gradient was gathered
     record.cut_off = None  # the line that gathers for a loss, where gradients end
-    state.gathers = False  # whether something was gathered since the last backward
-    state.gathered = []  # since the last backward pass: (line, number, its node)
+    state.has_gathered = False  # since the last backward pass
+    # Since the last backward pass: (line, number in autograd's order, node)
+    state.gathered_nodes = []
 
 
 def note_gather(name, values):
     """Note what a rank gives, and where its gradient came from."""
-    state.gathers = True
+    state.has_gathered = True
     if name in GATHERS:
-        note_samples(values[GATHERS[name]])
+        note_given(values[GATHERS[name]])
     if name.startswith("all_gather") and torch.is_grad_enabled():
         nodes = [t.grad_fn for t in tensors_of(values) if t.grad_fn is not None]
         now = torch._C._autograd._get_sequence_nr()
-        state.gathered += [(user_line(), now, node) for node in nodes]
+        state.gathered_nodes += [(user_line(), now, node) for node in nodes]
 
 
-def note_samples(tensor):
+def note_given(tensor):
     """Record what a rank gives to be gathered, but for weights and for numbers."""
     plain = isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor)
-    of_all = record.gathered.setdefault(user_line(), [])
+    of_all = record.given.setdefault(user_line(), [])
     if not plain or len(of_all) >= MAX_BATCHES:
         return
     weights = tensor.numel() in {record.elements, *state.parameter_sizes}
@@ -55,7 +56,7 @@ def note_samples(tensor):
 
 def before_loss(name, values):
     scores, target = values[:2]
-    if state.gathers and isinstance(scores, torch.Tensor) and scores.dim() == 2:
+    if state.has_gathered and isinstance(scores, torch.Tensor) and scores.dim() == 2:
         of_all = record.contrasts.setdefault(user_line(), [])
         own, all_samples = scores.shape
         of_ranks = own > 0 and all_samples % (own * state.world) == 0
@@ -80,10 +81,10 @@ def note_graph(loss):
     """
     root = loss.grad_fn
     record.scaled |= root is None or not MEANS.match(root.name())
-    if state.gathered and root is not None:
+    if state.gathered_nodes and root is not None:
         record.gathers = True
         left, nodes = [root], {root}
-        users = {gathered: set() for _, _, gathered in state.gathered}
+        users = {gathered: set() for _, _, gathered in state.gathered_nodes}
         while left and len(nodes) < MAX_NODES:
             user = left.pop()
             for other, _ in user.next_functions:
@@ -92,15 +93,14 @@ def note_graph(loss):
                 if other is not None and other not in nodes:
                     nodes.add(other)
                     left.append(other)
-        for line, number, gathered in state.gathered:
-            later = (
-                root._sequence_nr() >= number
-            )  # else it was gathered for a metric
+        for line, number, gathered in state.gathered_nodes:
+            # What was gathered after the loss was made is for a metric.
+            before = root._sequence_nr() >= number
             names = users[gathered]
-            if later and names and not any(map(JOINS.match, names)):
+            if before and names and not any(map(JOINS.match, names)):
                 record.cut_off = record.cut_off or line
-    state.gathered.clear()
-    state.gathers = False
+    state.gathered_nodes.clear()
+    state.has_gathered = False
 
 
 def install():

@@ -26,7 +26,7 @@ def reset():
     record.loads = 0  # states that were loaded into modules
     record.not_loaded = None  # (line, names) of a module that got no weights
     state.switching = ""
-    state.normalisers = []  # see find_normalisers()
+    state.normalisers = []  # the script's objects with a mean and a variance
 
 
 def before_call(name, values):
@@ -100,11 +100,11 @@ def find_normalisers():
             file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
             of_script = kind.__module__ == "__main__" or not is_library(file)
             ours[kind] = of_script and not issubclass(kind, torch.nn.Module)
-        if not ours[kind]:
-            continue
-        values = getattr(each, "__dict__", {})
-        sizes = [elements(values[n]) for n in STATISTICS if n in values]
-        found += [each] if len(sizes) > 1 and min(sizes) > 1 else []
+        if ours[kind]:
+            values = getattr(each, "__dict__", {})
+            sizes = [elements(values[n]) for n in STATISTICS if n in values]
+            if len(sizes) > 1 and min(sizes) > 1:
+                found.append(each)
     return found
 
 

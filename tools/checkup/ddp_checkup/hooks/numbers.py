@@ -123,23 +123,25 @@ def note_numbers(numbers):
         record.accuracies |= {text for text in named if "." in text}
     # Shorter ones are often the same by chance.
     numbers = [n for n in numbers if len(n[1].replace(".", "").lstrip("0")) >= 3]
+    if not numbers:
+        return
+    line, known = user_line(skip=PRINTERS), len(record.sums)
     for before, text in numbers:
-        note_text(user_line(skip=PRINTERS), before, text)
-    if record.sums and len(record.outputs) < MAX_OUTPUTS:
-        line, known = user_line(skip=PRINTERS), len(record.sums)
+        note_text(line, before, text)
+    if known and len(record.outputs) < MAX_OUTPUTS:
         record.outputs += [(line, before, text, known) for before, text in numbers]
     if loop and not loop.exhausted and loop.iterator() is not None:
         return  # in the middle of an epoch a rank may print its own loss
-    if loop and numbers:
+    if loop:
         for each in reversed(record.epochs):
             if each.last != state.steps:
                 break
-            each.printed = each.printed or user_line(skip=PRINTERS)
-    if not numbers or not state.numbers or len(record.prints) >= MAX_OUTPUTS:
+            each.printed = each.printed or line
+    if not state.numbers or len(record.prints) >= MAX_OUTPUTS:
         return
     readings = [find_match(source, numbers) for source in state.numbers]
     record.available |= state.numbers.keys()
-    record.prints.append((user_line(skip=PRINTERS), [r for r in readings if r]))
+    record.prints.append((line, [r for r in readings if r]))
     if not loop:
         state.numbers.clear()
 

@@ -1,7 +1,9 @@
 """Steps of the optimizers: weights, gradients, clipping and random numbers."""
 
+import inspect
 import random
 import sys
+from contextlib import suppress
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -163,20 +165,15 @@ def schedules():
     for line, scheduler in state.schedulers:
         planned = [getattr(scheduler, name, 0) for name in PLANNED]
         for function in getattr(scheduler, "lr_lambdas", []):
-            words = {**getattr(function, "keywords", {}), **closure_of(function)}
+            words = {**getattr(function, "keywords", {})}
+            with suppress(TypeError, ValueError):  # no function, or unset variables
+                words |= inspect.getclosurevars(function).nonlocals
             planned += [words[name] for name in words if "step" in name]
         for steps in planned:
             if isinstance(steps, int) and steps:
                 name = type(scheduler).__name__
                 found.append((line, name, steps, scheduler.last_epoch))
     return found
-
-
-def closure_of(function):
-    """Return {name: value} of the variables that a function has from around it."""
-    cells = getattr(function, "__closure__", None) or ()
-    names = function.__code__.co_freevars if cells else ()
-    return {name: c.cell_contents for name, c in zip(names, cells, strict=True)}
 
 
 def note_seed(generator):

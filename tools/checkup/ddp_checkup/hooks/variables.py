@@ -23,11 +23,11 @@ MAX_MOMENTS = 50
 MAX_PARTS = 50  # of a container
 MAX_WORDS = 20  # letters before a number that may name it
 # Of other numbers, such as times and memory, each rank has its own.
-METRIC = re.compile(
-    r"acc|loss|err|iou|dice|score|psnr|ssim|recall|prec|f1|auc|m?ap\b|bleu|[wc]er\b|ppl|"
-    r"perpl|metric|top|hit|mrr|ndcg|r?mse|mae|corr|fid|kappa|mcc|epe|pck|r2",
-    re.IGNORECASE,
+METRICS = (
+    "acc|top|hit|err|m?iou|dice|score|psnr|ssim|recall|prec|f1|m?auc|m?ap|bleu|[wc]er|"
+    "ppl|mrr|ndcg|r?mse|mae|corr|fid|kappa|mcc|epe|pck|r2"
 )
+METRIC = re.compile(rf"(?<![a-z])({METRICS})|loss|metric|perplex", re.IGNORECASE)
 MEASURED = re.compile(r"time|sec|\bms\b|speed|/s|per_s|[mg]i?b\b", re.IGNORECASE)
 
 
@@ -56,16 +56,16 @@ def numbers_in(name, value, depth=2):
 def parts_of(value):
     """Return [(how it is written after the container's name, a part of it)]."""
     if isinstance(value, dict):
-        names = [key for key in value if isinstance(key, str | int)]  # no parameters
+        # The text of a key that is a tensor would be read from its GPU.
+        names = [key for key in value if isinstance(key, str | int)]
         return [(f"[{key!r}]", value[key]) for key in names]
     if isinstance(value, list | tuple | deque):
         last = range(-min(len(value), MAX_PARTS), 0)
         return [(f"[{i}]", value[i]) for i in last]
     if isinstance(value, torch.nn.Module):
         return []
-    return [
-        (f".{key}", each) for key, each in getattr(value, "__dict__", {}).items()
-    ]
+    attributes = getattr(value, "__dict__", {})
+    return [(f".{name}", each) for name, each in attributes.items()]
 
 
 def all_numbers(frame):
