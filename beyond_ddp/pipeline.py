@@ -31,7 +31,8 @@ def train(model, batches, optimizer, device):
         loss = []  # PP: one per micro-batch, on the GPU of the last stage
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
-        logits = model(tokens, target=targets, losses=loss)  # PP: forward, backward
+        inputs = [tokens] if dist.get_rank() == 0 else []  # PP: for the first stage
+        logits = model(*inputs, target=targets, losses=loss)  # PP: forward, backward
         if loss:  # PP: this GPU has the last stage
             sums += batch_sums(sum(loss) / len(loss), logits.argmax(1) == targets)
         # PP: loss.backward() is not needed, as the schedule has called it

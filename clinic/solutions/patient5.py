@@ -60,8 +60,9 @@ def main(args):
     local_rank = int(os.environ["LOCAL_RANK"])
     world_size = int(os.environ["WORLD_SIZE"])
     use_cuda = torch.cuda.is_available()
-    device = torch.device(f"cuda:{local_rank}" if use_cuda else "cpu")
+    device = torch.device("cpu")
     if use_cuda:
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if use_cuda else "gloo")
     torch.manual_seed(args.seed)
