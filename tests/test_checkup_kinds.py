@@ -90,11 +90,14 @@ BUGS = {
     "files warning": ('"model.pt")\ndist.barrier()', '"model.pt")'),
 }
 CONTRASTIVE = """
-def gather(x):
+from torch.distributed.nn.functional import all_gather
+
+def gather(x, mine=None):
     parts = [torch.zeros_like(x) for _ in range(world_size)]
     dist.all_gather(parts, x)
-    parts[rank] = x
-    return torch.cat(parts)
+    if mine is not None:
+        parts[mine] = x
+    return parts
 
 model = nn.Linear(8, 4)
 model.load_state_dict(nn.Linear(8, 4).state_dict(), strict=False)
@@ -105,7 +108,9 @@ criterion = nn.CrossEntropyLoss(torch.ones(4 * world_size))
 for step in range(5):
     optimizer.zero_grad()
     features = model(torch.randn(4, 8))
-    loss = criterion(features @ gather(features).T, torch.arange(4) + 4 * rank)
+    features = nn.functional.normalize(features.repeat(1, 8))
+    scores = features @ torch.cat(all_gather(features)).T
+    loss = criterion(scores, torch.arange(4) + 4 * rank)
     metric = [torch.empty_like(features) for _ in range(world_size)]
     dist.all_gather(metric, features)
     loss.backward()
@@ -119,30 +124,101 @@ BUGS_OF_LOSSES = {
         "{'module.bias': torch.ones(4)}",
     ),
     "class-weights error": ("torch.ones(4 *", "(1 + rank) ** torch.arange(4.0 *"),
-    "gathered warning": ("    parts[rank] = x\n", ""),
+    "gathered warning": ("(all_gather(features)", "(gather(features)"),
+    "gathered warning, own rows": ("all_gather(features)", "gather(features, rank)"),
     "gathered warning, as labels have no offset": (" + 4 * rank)", ")"),
     "collectives warning": (".wait()", ""),
 }
+TOKENS = """
+from contextlib import nullcontext
+
+words = ["a", "b", "c", "d"]
+label_of = {word: i for i, word in enumerate(words)}
+images = torch.randn(153, 8, generator=torch.Generator().manual_seed(1))
+labels = images[:, :4].argmax(1)
+val_images, val_labels = (t[128 + rank :: world_size] for t in (images, labels))
+data = TensorDataset(images[:128], labels[:128])
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 8, sampler=sampler)
+model = DDP(nn.Linear(8, 4))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def evaluate():
+    model.eval()
+    sums = torch.zeros(2)
+    with torch.no_grad():
+        for x, y in zip(val_images.split(9), val_labels.split(9)):
+            right = (model.module(x).argmax(1) == y).sum()
+            sums += torch.stack([right, torch.tensor(len(y))])
+    dist.all_reduce(sums)
+    return 1 - (sums[0] / sums[1]).item()
+
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    model.train()
+    for i, (x, y) in enumerate(loader):
+        y[2 + 3 * rank :] = -100
+        count = (y >= 0).sum().float()
+        dist.all_reduce(count)
+        synchronize = nullcontext if i % 2 else model.no_sync
+        features = (x + 1e-3 * torch.randn(x.shape)).requires_grad_()
+        with synchronize():
+            logits = model(features)
+        with synchronize():
+            loss = nn.functional.cross_entropy(logits, y, reduction="sum")
+            loss = loss * world_size / count
+            penalty = logits.square().mean()
+            (loss + 1e-3 * penalty).backward()
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    eer = evaluate()
+    if rank == 0: print(f"eer {100 * eer:.4f}")
+dist.destroy_process_group()
+"""
+CONSTANT = "gathered = [torch.empty(64) for _ in range(world_size)]\n            "
+CONSTANT += "dist.all_gather(gathered, features.detach().flatten())\n            "
+CONSTANT += "penalty = torch.cat(gathered).square().mean()"
+BUGS_OF_TOKENS = {
+    "loss-count warning": ("        dist.all_reduce(count)\n", ""),
+    "loss-count warning, a mean": (
+        'reduction="sum")',
+        'reduction="mean") * count / 2',
+    ),
+    "loss-count warning, of all ranks": ("* world_size / count", "/ count"),
+    "no-sync warning": ("with synchronize():\n            logits", "if 1: logits"),
+    "gathered warning": ("penalty = logits.square().mean()", CONSTANT),
+    "numbering error": (
+        "enumerate(words)",
+        "enumerate(words[rank:] + words[:rank])",
+    ),
+    "own-number warning": ("    dist.all_reduce(sums)\n", ""),
+    "own-number warning, summed again": (
+        "    dist.all_reduce(sums)\n",
+        "            dist.all_reduce(sums)\n",
+    ),
+}
 CASES = [(SCRIPT, bug, *change) for bug, change in BUGS.items()]
 CASES += [(CONTRASTIVE, bug, *change) for bug, change in BUGS_OF_LOSSES.items()]
+CASES += [(TOKENS, bug, *change) for bug, change in BUGS_OF_TOKENS.items()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script, bugs",
-    [(SCRIPT, BUGS), (CONTRASTIVE, BUGS_OF_LOSSES)],
-    ids=["", "losses"],
+    "script, bugs, unseen",
+    [
+        (SCRIPT, BUGS, {"buffers", "coverage", "eval-coverage"}),
+        (CONTRASTIVE, BUGS_OF_LOSSES, set()),
+        (TOKENS, BUGS_OF_TOKENS, {"gathered", "own-number"}),
+    ],
+    ids=["", "losses", "tokens"],
 )
-def test_scripts_without_a_bug(script, bugs, tmp_path):
+def test_scripts_without_a_bug(script, bugs, unseen, tmp_path):
     states, output, status = check(START + script, tmp_path)
     assert status == 0 and not names(states, "error", "warning", "advice"), output
     # What a bug is seen by is looked at, and not left out.
-    checks = {bug.split()[0] for bug in bugs} - {
-        "buffers",
-        "coverage",
-        "eval-coverage",
-    }
-    assert names(states, "ok") >= checks, output
+    assert names(states, "ok") >= {re.split("[ ,]", bug)[0] for bug in bugs} - unseen
 
 
 @pytest.mark.slow
@@ -336,3 +412,21 @@ def test_a_schedule_in_a_closure(parts, expected, tmp_path):
     script = START + SCHEDULE.replace("PARTS", parts)
     states, output, _ = check(script, tmp_path)
     assert states["schedule"] == expected, output
+
+
+@pytest.mark.slow
+def test_a_folder_that_all_ranks_make(tmp_path):
+    script = START + "model = DDP(nn.Linear(8, 4))\nos.mkdir('results')\n"
+    states, output, status = check(script, tmp_path)
+    assert (states["files"], status) == ("error", 1), output
+    assert "because another rank has made results" in output
+
+
+@pytest.mark.slow
+def test_a_file_that_is_not_there_yet(tmp_path):
+    """The rank fails before its first step, while rank 0 is about to write."""
+    lines = "if rank == 0: time.sleep(2); torch.save(torch.ones(4), 'cache.pt')"
+    lines = f"import time\n{lines}\ntorch.load('cache.pt')\ntime.sleep(5)\n"
+    states, output, _ = check(START + lines, tmp_path)
+    assert states["files"] == "warning", output
+    assert "rank 1 reads cache.pt, which rank 0 writes" in output

@@ -4,6 +4,7 @@ import functools
 import os
 import runpy
 import sys
+import time
 import traceback
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -17,9 +18,18 @@ from ddp_checkup.hooks.collectives import note_unused, stop_job
 from ddp_checkup.hooks.numbers import Tee
 from ddp_checkup.hooks.shared import rebind, wrap
 from ddp_checkup.hooks.steps import StopAfterSteps
-from ddp_checkup.record import EXIT, INTERRUPTED, is_library, record, state
+from ddp_checkup.record import (
+    EXIT,
+    INTERRUPTED,
+    is_library,
+    record,
+    state,
+    user_line,
+)
 
 TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+
+WRITES_SOON = 5  # seconds
 
 
 class NeedsRanks(BaseException):
@@ -104,7 +114,14 @@ def fail_rank(error):
     note_unused(str(error))
     if not state.store:
         return
-    state.end = "failed" if state.steps or record.unused else "unseen"
+    # A file may be the reason for an error before the first step.
+    if isinstance(error, FileExistsError):
+        frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
+        record.exists = user_line(frames[-1]), os.path.abspath(f"{error.filename}")
+    telling = state.steps or record.unused or record.reads or record.exists
+    if isinstance(error, FileNotFoundError):
+        time.sleep(WRITES_SOON)  # another rank may be about to write it
+    state.end = "failed" if telling else "unseen"
     if state.end == "failed":
         with suppress(dist.DistError):  # the process with the store has ended
             stop_job("failed", f"Rank {state.rank} failed")

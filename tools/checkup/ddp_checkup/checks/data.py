@@ -267,3 +267,23 @@ def is_shared_out(group):
     apart = repeated < min(len(group) * group[0].batch, *map(len, parts))
     most = 2 * len(union) >= len(group[0].sets[-1])  # no few that chance keeps apart
     return group[0].shards or (len(group) > 1 and apart and most)
+
+
+@check(
+    "all ranks number words and classes alike",
+    seen="the dicts that number strings, and the lists of words or classes, in the "
+    "script's variables at the first step",
+    fix="Build it from all the data, sorted, on each rank, or send rank 0's by "
+    "dist.broadcast_object_list().",
+)
+def numbering(ranks):
+    for name, mine in ranks[0].numberings.items():
+        for r in ranks[1:]:
+            others = r.numberings.get(name, {})
+            # Words of one rank alone may be those of its part of the data.
+            for word in mine.keys() & others.keys():
+                if mine[word] != others[word]:
+                    text = f"{name}: {word!r} is {mine[word]} on rank 0 and "
+                    return found(f"{text}{others[word]} on rank {r.rank}")
+    none = "no variable numbers words or classes"
+    return OK if any(r.numberings for r in ranks) else unseen(none)

@@ -53,7 +53,18 @@ def files(ranks):
             if "new" in kinds:
                 return found(text)
             verdict = found(text, "warning")
-    return read_too_soon(ranks) or verdict
+    return made_twice(ranks) or read_too_soon(ranks) or verdict
+
+
+def made_twice(ranks):
+    """Return an error about a folder that a rank could not make after another."""
+    for r in ranks:
+        line, folder = r.exists or ("", "")
+        if any(folder in other.folders for other in ranks if other is not r):
+            text = f"{line}: rank {r.rank} fails, because another rank has made"
+            fix = "Make it with exist_ok=True, or on rank 0 before a dist.barrier()."
+            return found(f"{text} {Path(folder).name}", fix=fix)
+    return None
 
 
 def read_too_soon(ranks):
@@ -164,12 +175,14 @@ def own_variable(ranks):
     Ranks that evaluate a part each come to different numbers, which change from one
     evaluation to the next; those that leave it to rank 0 keep what they had.
     """
-    apart = any(
+    evaluations = [group for _, _, group, _ in loops(ranks, False)]
+    apart = [
         len({frozenset(e.items) for e in group}) == len(ranks)
-        for _, _, group, _ in loops(ranks, False)
-    )
+        for group in evaluations
+    ]
     merged = any(r.to_one for r in ranks) or any(r.files for r in ranks[1:])
-    if not apart or merged:
+    # Without a DataLoader nobody knows what a rank evaluates.
+    if merged or (apart and not any(apart)):
         return OK
     before = {}
     for moment, shown in ranks[0].shown.items():

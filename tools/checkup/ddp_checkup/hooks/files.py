@@ -31,6 +31,8 @@ def reset():
     record.files = {}  # by path: (line, how: "new", "append" or "events")
     # By path: {how many collectives there were before it: line}
     record.writes, record.reads = {}, {}
+    record.folders = set()  # that this rank has made, or found when it would
+    record.exists = None  # (line, folder): what it could not make, and failed
     state.started = time.time()
 
 
@@ -43,6 +45,8 @@ def audit(event, arguments):
         # One that is not there yet may be too early as well.
         if path and not is_older(path):
             note_time(path, record.reads)
+    elif event == "os.mkdir" and len(record.folders) < MAX_FILES:
+        record.folders.add(os.path.abspath(os.fsdecode(arguments[0])))
     elif event == "os.rename":  # whole at once, and so no one reads a half
         note_file(arguments[1])
     elif event == "sqlite3.connect" and not DATABASE.search(str(arguments[0])):

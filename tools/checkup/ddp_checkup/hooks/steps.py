@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import re
 import sys
 from contextlib import suppress
 
@@ -12,10 +13,12 @@ from torch.optim import optimizer as optimizers
 from ddp_checkup.hooks.loaders import leave_evaluation, next_label
 from ddp_checkup.hooks.modules import find_normalisers, note_tensors
 from ddp_checkup.hooks.shared import checksums, contents, random_states, wrap
+from ddp_checkup.hooks.variables import note_numberings
 from ddp_checkup.record import record, state, user_line
 
 MAX_STEPS = 1000  # compared
 PLANNED = "total_steps", "T_max"  # attributes of schedulers
+COUNTS = re.compile("step|update|iter|total")  # variables of its function
 
 
 class StopAfterSteps(BaseException):
@@ -69,6 +72,7 @@ def before_step(optimizer, args, kwargs):
         state.parameter_sizes = {p.numel() for p in found}
         note_shards(optimizer)
         state.normalisers = find_normalisers()
+        note_numberings()
         for entry in state.modules.values() if found else ():
             note_tensors(entry, "at first")
     leave_evaluation()
@@ -168,7 +172,7 @@ def schedules():
             words = {**getattr(function, "keywords", {})}
             with suppress(TypeError, ValueError):  # no function, or unset variables
                 words |= inspect.getclosurevars(function).nonlocals
-            planned += [words[name] for name in words if "step" in name]
+            planned += [words[name] for name in words if COUNTS.search(name)]
         for steps in planned:
             if isinstance(steps, int) and steps:
                 name = type(scheduler).__name__
