@@ -39,7 +39,7 @@ CHECKED = {  # the checkup wants steps in each epoch that print nothing
 }
 for options in (OPTIONS, RECORDED, CHECKED):
     options["beyond_ddp"] = options["dp_ddp_intro"]
-UNSEEN_BY_ALL = {"clipping", "gathered", "class-weights"}
+UNSEEN_BY_ALL = {"clipping", "gathered", "class-weights", "numbering"}
 REPLICAS = {"start", "gradients", "weights"}
 # Ranks share a model, and so a batch.
 PARTS = {"coverage", "same-batch", "own-number"}

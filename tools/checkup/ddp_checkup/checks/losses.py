@@ -1,5 +1,7 @@
 """Checks of what a loss is made of."""
 
+from collections import defaultdict
+
 from ddp_checkup.checks.ranks import no_replicas
 from ddp_checkup.checks.sums import of_all_ranks
 from ddp_checkup.checks.verdicts import OK, check, found, unseen
@@ -71,17 +73,16 @@ def loss_count(ranks):
     if any(r.unused is None for r in ranks):
         return unseen("no DDP averages the gradients")
     seen, apart, twice = 0, [], []
-    totals = {  # of what the ranks added up
-        sum(values)
-        for _, notes in of_all_ranks(ranks)
-        for values in zip(*(note.numbers for note in notes), strict=False)
-    }
+    totals = defaultdict(set)  # what the ranks added up, by losses before it
+    for _, notes in of_all_ranks(ranks):
+        for values in zip(*(note.numbers for note in notes), strict=False):
+            totals[notes[0].count].add(sum(values))
     for label, (first, *_) in ranks[0].divisors.items():
         notes = [r.divisors.get(label, [None])[0] for r in ranks]
         if None in notes:
             continue
         seen += 1
-        for of_all in zip(*(parts for _, parts in notes), strict=False):
+        for of_all in zip(*(parts for *_, parts in notes), strict=False):
             counts = [count for count, *_ in of_all]
             factors = [others for _, *others in of_all]
             whole = all(n >= 1 and abs(n - round(n)) < 1e-3 for n in counts)
@@ -93,12 +94,9 @@ def loss_count(ranks):
             if spread > MUCH * sum(counts):
                 apart.append((first[0], counts))
                 break
-            if (
-                alike
-                and counts[0] > len(ranks)
-                and counts[0] in totals
-                and not scaled
-            ):
+            its = totals[first[1] - 1]
+            of_job = counts[0] in its and counts[0] * len(ranks) not in its
+            if alike and counts[0] > len(ranks) and of_job and not scaled:
                 twice.append((first[0], counts))
                 break
     if seen < 3:

@@ -33,8 +33,8 @@ def reset():
     record.cut_off = None  # the line that gathers for a loss, where gradients end
     record.constant = None  # the same, where a part of the loss is a constant
     record.own_rows = None  # the same, for a loss of this rank's rows alone
-    # By label, for each backward pass: (line, [[count, factor, ...]]), by which the
-    # parts of its loss were divided and multiplied
+    # By label, for each backward pass: (line, losses so far, [[count, factor, ...]]),
+    # by which the parts of its loss were divided and multiplied
     record.divisors = {}
     state.adds_constant = False  # whether a loss has a part without a gradient
     state.given_at = ""  # since the last backward pass: what gathers many numbers
@@ -164,7 +164,8 @@ def note_divisors(root):
     if found:
         copies = [[t.detach().reshape(()).clone() for t in part] for part in found]
         label = next_label(state.epoch)
-        record.divisors.setdefault(label, []).append((user_line(), copies))
+        noted = user_line(), len(record.losses), copies
+        record.divisors.setdefault(label, []).append(noted)
 
 
 def count_of_mean(node, name):
