@@ -54,7 +54,8 @@ def run_rank(options, function):
     """Run a script or a spawned function under the hooks; return its status."""
     hooks.install()
     for module in (dist, device_mesh):
-        wrap(module, "init_process_group", after=lambda *_: join_group(options))
+        join = functools.partial(join_group, options)
+        wrap(module, "init_process_group", compare_addresses, join)
     rebind()
     stdout, stderr = state.stdout, _ = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Tee(stdout), Tee(stderr)
@@ -115,12 +116,12 @@ def fail_rank(error):
     if not state.store:
         return
     # A file may be the reason for an error before the first step.
-    if isinstance(error, FileExistsError):
-        frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
-        record.exists = user_line(frames[-1]), os.path.abspath(f"{error.filename}")
-    telling = state.steps or record.unused or record.reads or record.exists
-    if isinstance(error, FileNotFoundError):
-        time.sleep(WRITES_SOON)  # another rank may be about to write it
+    if isinstance(error, FileExistsError | FileNotFoundError):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        record.failed_at = user_line(frame), os.path.abspath(f"{error.filename}")
+        if not state.steps:
+            time.sleep(WRITES_SOON)  # another rank may be about to write it
+    telling = state.steps or record.unused or record.reads or record.failed_at
     state.end = "failed" if telling else "unseen"
     if state.end == "failed":
         with suppress(dist.DistError):  # the process with the store has ended
@@ -128,7 +129,23 @@ def fail_rank(error):
     state.thread.join()  # in a store's call it would abort Python's exit
 
 
-def join_group(options):
+def compare_addresses(name, values):
+    """End a spawned rank that would meet the others where they are not."""
+    if not state.address or state.store is not None:
+        return
+    (host, port), job = state.address
+    store = dist.PrefixStore(f"address{job}", dist.TCPStore(host, port, None, False))
+    urls = [v for v in values if isinstance(v, str) and "://" in v]
+    env = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
+    mine = urls[0] if urls and not urls[0].startswith("env") else ":".join(env)
+    others = store.compare_set("address", "", mine).decode()
+    if others != mine:
+        text = f"one rank waits at {others}, and another at {mine}"
+        print(f"Error: {text}. Choose the port before mp.spawn()", file=sys.stderr)
+        EXIT(1)
+
+
+def join_group(options, result, values):
     """Start to monitor a spawned rank: it has learnt its number."""
     state.grouped = True
     if state.store is None:

@@ -1,7 +1,8 @@
 """Checks of collectives, of files and of printed numbers."""
 
+import re
 from collections import Counter
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 
 from ddp_checkup.checks.loops import loops
@@ -11,6 +12,8 @@ from ddp_checkup.checks.verdicts import OK, check, found, unseen
 from ddp_checkup.formulas import compute, shows
 
 FEW = 50  # samples of a rank, whose share of hits may be another's by chance
+# A date and a time of day, a time of day, or seconds since 1970; and their fractions
+CLOCK = re.compile(r"(\d{8}\D?\d{4,6}|\d\d\D\d\d\D\d\d|\d{10})(\D?\d+)*")
 
 
 @check(
@@ -53,17 +56,36 @@ def files(ranks):
             if "new" in kinds:
                 return found(text)
             verdict = found(text, "warning")
-    return made_twice(ranks) or read_too_soon(ranks) or verdict
+    others = done_twice, read_too_soon, folders_by_clock
+    return next(filter(None, (look(ranks) for look in others)), verdict)
 
 
-def made_twice(ranks):
-    """Return an error about a folder that a rank could not make after another."""
+def done_twice(ranks):
+    """Return an error about what another rank had made or removed before."""
     for r in ranks:
-        line, folder = r.exists or ("", "")
-        if any(folder in other.folders for other in ranks if other is not r):
-            text = f"{line}: rank {r.rank} fails, because another rank has made"
-            fix = "Make it with exist_ok=True, or on rank 0 before a dist.barrier()."
-            return found(f"{text} {Path(folder).name}", fix=fix)
+        line, path = r.failed_at or ("", "")
+        for other in [other for other in ranks if other is not r]:
+            text = f"{line}: rank {r.rank} fails, because another rank has"
+            if path in other.folders - other.removed and path in r.folders:
+                fix = "Make it with exist_ok=True, or on rank 0 before a barrier."
+                return found(f"{text} made {Path(path).name}", fix=fix)
+            if path in other.removed & r.removed:
+                fix = "Remove it within `if rank == 0`."
+                return found(f"{text} removed {Path(path).name}", fix=fix)
+    return None
+
+
+def folders_by_clock(ranks):
+    """Return a warning about a folder that each rank names by its own clock."""
+    for r in ranks[1:]:
+        for mine, theirs in product(
+            ranks[0].folders - r.folders, r.folders - ranks[0].folders
+        ):
+            if CLOCK.sub("", mine) == CLOCK.sub("", theirs):
+                names = f"{Path(mine).name} and {Path(theirs).name}"
+                text = f"ranks 0 and {r.rank} make {names}: each reads its own clock"
+                fix = "Broadcast rank 0's name by dist.broadcast_object_list()."
+                return found(text, "warning", fix)
     return None
 
 

@@ -247,6 +247,12 @@ def schedule(ranks):
         if made >= 10 and abs(planned - made * len(ranks)) < 0.1 * planned:
             text = f"{name} was made for {planned} steps, and made {made}: it counts"
             return found(f"{line}: {text} the batches of all ranks")
+        steps = ranks[0].steps
+        as_planned = abs(planned - steps) < 0.1 * planned
+        if steps >= 10 and as_planned and made == steps * len(ranks):
+            text = f"{name} made {made} steps in {steps} of the optimizer"
+            fix = "Call scheduler.step() once after each optimizer.step()."
+            return found(f"{line}: {text}: one for each rank", fix=fix)
     return OK if ranks[0].schedules else unseen("no scheduler has a number of steps")
 
 

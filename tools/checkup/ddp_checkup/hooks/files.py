@@ -32,7 +32,8 @@ def reset():
     # By path: {how many collectives there were before it: line}
     record.writes, record.reads = {}, {}
     record.folders = set()  # that this rank has made, or found when it would
-    record.exists = None  # (line, folder): what it could not make, and failed
+    record.removed = set()  # files that it has removed, or wanted to
+    record.failed_at = None  # (line, path) of the file or folder by which it failed
     state.started = time.time()
 
 
@@ -47,6 +48,8 @@ def audit(event, arguments):
             note_time(path, record.reads)
     elif event == "os.mkdir" and len(record.folders) < MAX_FILES:
         record.folders.add(os.path.abspath(os.fsdecode(arguments[0])))
+    elif event == "os.remove" and len(record.removed) < MAX_FILES:
+        record.removed.add(os.path.abspath(os.fsdecode(arguments[0])))
     elif event == "os.rename":  # whole at once, and so no one reads a half
         note_file(arguments[1])
     elif event == "sqlite3.connect" and not DATABASE.search(str(arguments[0])):

@@ -170,6 +170,7 @@ def schedules():
         planned = [getattr(scheduler, name, 0) for name in PLANNED]
         for function in getattr(scheduler, "lr_lambdas", []):
             words = {**getattr(function, "keywords", {})}
+            words |= getattr(getattr(function, "__self__", None), "__dict__", {})
             with suppress(TypeError, ValueError):  # no function, or unset variables
                 words |= inspect.getclosurevars(function).nonlocals
             planned += [words[name] for name in words if COUNTS.search(name)]
