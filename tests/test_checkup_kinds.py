@@ -392,25 +392,51 @@ SCHEDULE = """
 model = DDP(nn.Linear(8, 2))
 torch.manual_seed(rank)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
+class Trainer:
+    def __init__(self, steps): self.steps = steps
+    def rate(self, step): return 1 - step / self.steps
 def make_schedule(steps):
     rate = lambda step: 1 - step / steps
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, RATE)
 for part in range(PARTS):  # interrupted, and resumed
-    schedule = make_schedule(48)
-    schedule.last_epoch = 24 * part
+    schedule = make_schedule(STEPS)
+    schedule.last_epoch = STEPS // 2 * part
     for step in range(24):
         optimizer.zero_grad()
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
-        schedule.step()
+        for _ in range(TIMES): schedule.step()
+"""
+RATES = """
+model = DDP(nn.Linear(8, 2))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rates = [0.1 * 0.9 ** i for i in range(STEPS)]
+for step in range(24):
+    optimizer.param_groups[0]["lr"] = 0.5 * rates[step]
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts, expected", [("1", "warning"), ("2", "ok")])
-def test_a_schedule_in_a_closure(parts, expected, tmp_path):
-    script = START + SCHEDULE.replace("PARTS", parts)
-    states, output, _ = check(script, tmp_path)
+@pytest.mark.parametrize(
+    "script, values, expected",
+    [
+        (SCHEDULE, ("rate", 1, 48, 1), "warning"),
+        (SCHEDULE, ("rate", 2, 48, 1), "ok"),
+        (SCHEDULE, ("Trainer(steps).rate", 1, 24, 1), "ok"),
+        (SCHEDULE, ("Trainer(steps).rate", 1, 24, 2), "warning"),
+        (RATES, ("", "", 48, ""), "warning"),
+        (RATES, ("", "", 24, ""), "ok"),
+    ],
+)
+def test_schedules_of_functions_and_lists(script, values, expected, tmp_path):
+    names = "RATE", "PARTS", "STEPS", "TIMES"
+    for name, value in zip(names, values, strict=True):
+        script = re.sub(rf"\b{name}\b", str(value), script)
+    states, output, _ = check(START + script, tmp_path)
     assert states["schedule"] == expected, output
 
 
@@ -430,3 +456,33 @@ def test_a_file_that_is_not_there_yet(tmp_path):
     states, output, _ = check(START + lines, tmp_path)
     assert states["files"] == "warning", output
     assert "rank 1 reads cache.pt, which rank 0 writes" in output
+
+
+@pytest.mark.slow
+def test_a_file_that_all_ranks_remove(tmp_path):
+    lines = """
+model = DDP(nn.Linear(8, 4))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+if rank == 0: torch.save(model.state_dict(), "old.pt")
+dist.barrier()
+os.remove("old.pt")
+"""
+    states, output, status = check(START + lines, tmp_path)
+    assert (states["files"], status) == ("error", 1), output
+    assert "because another rank has removed old.pt" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, expected",
+    [("20261127-19{rank}000-123", "warning"), ("rank_000{rank}", "not seen")],
+)
+def test_folders_by_each_ranks_clock(name, expected, tmp_path):
+    lines = f"model = DDP(nn.Linear(8, 4))\nos.makedirs(f'run/{name}')\n{TRAIN}"
+    states, output, _ = check(START + lines, tmp_path)
+    assert states["files"] == expected, output

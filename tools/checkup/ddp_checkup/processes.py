@@ -115,14 +115,12 @@ def fail_rank(error):
     note_unused(str(error))
     if not state.store:
         return
-    # A file may be the reason for an error before the first step.
+    alone = False  # whether it fails by a file, and others do not
     if isinstance(error, FileExistsError | FileNotFoundError):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         record.failed_at = user_line(frame), os.path.abspath(f"{error.filename}")
-        if not state.steps:
-            time.sleep(WRITES_SOON)  # another rank may be about to write it
-    telling = state.steps or record.unused or record.reads or record.failed_at
-    state.end = "failed" if telling else "unseen"
+        alone = state.steps or not all_fail()
+    state.end = "failed" if state.steps or record.unused or alone else "unseen"
     if state.end == "failed":
         with suppress(dist.DistError):  # the process with the store has ended
             stop_job("failed", f"Rank {state.rank} failed")
@@ -143,6 +141,16 @@ def compare_addresses(name, values):
         text = f"one rank waits at {others}, and another at {mine}"
         print(f"Error: {text}. Choose the port before mp.spawn()", file=sys.stderr)
         EXIT(1)
+
+
+def all_fail():
+    """Return whether all ranks fail; else another may soon write a missing file."""
+    state.store.set(f"fails{state.rank}", "")
+    keys = [f"fails{rank}" for rank in range(state.world)]
+    deadline = time.monotonic() + WRITES_SOON
+    while not state.store.check(keys) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return state.store.check(keys)
 
 
 def join_group(options, result, values):

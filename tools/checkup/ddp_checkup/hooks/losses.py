@@ -33,8 +33,8 @@ def reset():
     record.cut_off = None  # the line that gathers for a loss, where gradients end
     record.constant = None  # the same, where a part of the loss is a constant
     record.own_rows = None  # the same, for a loss of this rank's rows alone
-    # By label, for each backward pass: (line, losses so far, parts of the loss); of a
-    # part [count by which it was divided, factor, ...]
+    # By label, for each backward pass: (line, losses so far, parts of the loss); a
+    # part is [count by which it was divided, factor, ...]
     record.divisors = {}
     state.adds_constant = False  # whether a loss has a part without a gradient
     state.given_at = ""  # since the last backward pass: what gathers many numbers

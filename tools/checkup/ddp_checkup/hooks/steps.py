@@ -5,6 +5,7 @@ import random
 import re
 import sys
 from contextlib import suppress
+from math import isclose
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -14,10 +15,11 @@ from ddp_checkup.hooks.loaders import leave_evaluation, next_label
 from ddp_checkup.hooks.modules import find_normalisers, note_tensors
 from ddp_checkup.hooks.shared import checksums, contents, random_states, wrap
 from ddp_checkup.hooks.variables import note_numberings
-from ddp_checkup.record import record, state, user_line
+from ddp_checkup.record import record, state, user_frames, user_line
 
 MAX_STEPS = 1000  # compared
 PLANNED = "total_steps", "T_max"  # attributes of schedulers
+RATES = 5  # learning rates by which a list of them is known
 COUNTS = re.compile("step|update|iter|total")  # variables of its function
 
 
@@ -47,6 +49,8 @@ def reset():
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
     state.schedulers = []  # (line, the scheduler)
+    state.rates = []  # learning rates of the first steps
+    state.planned = []  # (line, variable, its length) of lists of learning rates
     state.parameter_sizes = set()  # elements of the first optimizer's parameters
     state.random_loop, state.optimized = None, set()  # optimized: ids of parameters
 
@@ -107,6 +111,13 @@ def after_step(optimizer, args, kwargs):
         return
     state.last_parameters = parameters(optimizer)
     state.steps, state.events = state.steps + 1, state.events + 1
+    if state.steps <= RATES:
+        rate = optimizer.param_groups[0]["lr"]
+        state.rates += (
+            [rate] if isinstance(rate, float) else []
+        )  # no tensor on a GPU
+        if state.steps == RATES and len({*state.rates}) > 2:
+            note_planned_rates()
     state.optimizer = None
     state.reduced_storages.clear()
     if state.epoch is None:
@@ -163,9 +174,26 @@ def after_schedule(result, values):
     state.schedulers.append((user_line(), values[0]))
 
 
+def note_planned_rates():
+    """Note lists of learning rates that the script reads from, step by step.
+
+    Their first numbers are the rates of the first steps, or in proportion to them.
+    """
+    rates = state.rates
+    for frame in user_frames(sys._getframe(1)):
+        for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
+            with suppress(Exception):  # no list of numbers
+                if len(value) < 2 * len(rates) or not isinstance(value[0], float):
+                    continue
+                pairs = [*zip(rates, map(float, value[: len(rates)]), strict=True)]
+                rate, planned = pairs[-1]
+                if all(isclose(a * planned, b * rate) for a, b in pairs):
+                    state.planned.append((user_line(), name, len(value)))
+
+
 def schedules():
     """Return [(line, name, steps that it was made for, steps that it made)]."""
-    found = []
+    found = [(*planned, state.steps) for planned in state.planned]
     for line, scheduler in state.schedulers:
         planned = [getattr(scheduler, name, 0) for name in PLANNED]
         for function in getattr(scheduler, "lr_lambdas", []):
