@@ -78,10 +78,11 @@ def before_loss(name, values):
         of_all = record.contrasts.setdefault(user_line(), [])
         own, all_samples = scores.shape
         of_ranks = own > 0 and all_samples % (own * state.world) == 0
+        # A sample may be compared with all others, but not with itself.
+        but_one = own > 0 and (all_samples + 1) % (own * state.world) == 0
+        state.has_own_rows |= of_ranks or but_one
         if of_ranks and len(of_all) < MAX_BATCHES:
             of_all += contents(target)
-        # A sample may be compared with all others, but not with itself.
-        state.has_own_rows |= own * state.world <= all_samples + 1
     for weights in values[2:]:
         if isinstance(weights, torch.Tensor):
             note_class_weights(weights)
@@ -106,7 +107,7 @@ def note_graph(loss):
         if state.adds_constant and state.given_at:
             record.constant = record.constant or state.given_at
     if state.gathered_nodes and root is not None:
-        record.gathers = True
+        record.gathers |= state.has_own_rows
         left, nodes = [root], {root}
         users = {gathered: set() for *_, gathered in state.gathered_nodes}
         while left and len(nodes) < MAX_NODES:
@@ -124,6 +125,7 @@ def note_graph(loss):
             names = users[gathered] if before else ()
             if "own" in names:  # torch.distributed.nn.functional gathers in one
                 continue
+            record.gathers |= bool(names)
             put_back = any(map(JOINS.match, names))
             if names and not put_back and (enabled or state.has_own_rows):
                 record.cut_off = record.cut_off or line
