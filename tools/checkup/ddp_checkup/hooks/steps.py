@@ -182,13 +182,17 @@ def note_planned_rates():
     rates = state.rates
     for frame in user_frames(sys._getframe(1)):
         for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
-            with suppress(Exception):  # no list of numbers
-                if len(value) < 2 * len(rates) or not isinstance(value[0], float):
-                    continue
-                pairs = [*zip(rates, map(float, value[: len(rates)]), strict=True)]
-                rate, planned = pairs[-1]
-                if all(isclose(a * planned, b * rate) for a, b in pairs):
-                    state.planned.append((user_line(), name, len(value)))
+            # A data set would load a sample, and draw random numbers.
+            array = (
+                type(value).__module__ == "numpy" and getattr(value, "ndim", 0) == 1
+            )
+            if not (array or isinstance(value, list | tuple)) or len(value) < RATES:
+                continue
+            first = [rate for rate in value[:RATES] if isinstance(rate, float)]
+            pairs = [*zip(rates, first, strict=False)]
+            alike = [isclose(a * first[-1], b * rates[-1]) for a, b in pairs]
+            if len(alike) == RATES and all(alike):
+                state.planned.append((user_line(), name, len(value)))
 
 
 def schedules():
