@@ -112,10 +112,9 @@ def after_step(optimizer, args, kwargs):
     state.last_parameters = parameters(optimizer)
     state.steps, state.events = state.steps + 1, state.events + 1
     if state.steps <= RATES:
-        rate = optimizer.param_groups[0]["lr"]
-        state.rates += (
-            [rate] if isinstance(rate, float) else []
-        )  # no tensor on a GPU
+        rates = [group.get("lr") for group in optimizer.param_groups[:1]]
+        # A tensor on a GPU would have to be waited for.
+        state.rates += [rate for rate in rates if isinstance(rate, float)]
         if state.steps == RATES and len({*state.rates}) > 2:
             note_planned_rates()
     state.optimizer = None
