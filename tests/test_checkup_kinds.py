@@ -79,7 +79,10 @@ dist.barrier()
 OWN_F1 = "f1 = torch.cat(own)[: 13 - rank].mean()\n"
 OWN_F1 += "    dist.all_reduce(f1)\n    f1 /= world_size\n"
 BUGS = {
-    "split error": ("enumerate(words)", "enumerate(words[rank:] + words[:rank])"),
+    "split numbering error": (
+        "enumerate(words)",
+        "enumerate(words[rank:] + words[:rank])",
+    ),
     "buffers warning": ("        dist.all_reduce(moments)\n", ""),
     "schedule warning": ("4 * len(loader)", "4 * len(data) // 8"),
     "coverage warning": ("seed(self.epoch)", "seed(self.epoch + 9 * rank)"),
@@ -226,10 +229,11 @@ def test_scripts_without_a_bug(script, bugs, unseen, tmp_path):
     "script, bug, old, new", CASES, ids=[bug for _, bug, *_ in CASES]
 )
 def test_kinds_of_bugs(script, bug, old, new, tmp_path):
-    name, level, *_ = bug.replace(",", "").split()
+    *found, level = bug.partition(",")[0].split()
     states, output, status = check(START + script.replace(old, new), tmp_path)
-    assert names(states, "error", "warning", "advice") == {name}, output
-    assert (states[name], status) == (level, level == "error"), output
+    assert names(states, "error", "warning", "advice") == {*found}, output
+    assert {states[name] for name in found} == {level}, output
+    assert status == (level == "error")
 
 
 @pytest.mark.slow
@@ -480,9 +484,49 @@ os.remove("old.pt")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, expected",
-    [("20261127-19{rank}000-123", "warning"), ("rank_000{rank}", "not seen")],
+    [
+        ("20261127-19{rank}000-123", "warning"),
+        ("20261127-{chr(97 + rank)}", "warning"),
+        ("rank_000{rank}", "not seen"),
+    ],
 )
 def test_folders_by_each_ranks_clock(name, expected, tmp_path):
     lines = f"model = DDP(nn.Linear(8, 4))\nos.makedirs(f'run/{name}')\n{TRAIN}"
     states, output, _ = check(START + lines, tmp_path)
     assert states["files"] == expected, output
+
+
+@pytest.mark.slow
+def test_a_folder_that_only_rank_0_makes(tmp_path):
+    lines = "dist.barrier()\nif rank == 0: os.mkdir('results')\n"
+    lines += "else: torch.save(torch.ones(4), 'results/own.pt')\ntime.sleep(9)\n"
+    states, output, status = check(f"import time\n{START}{lines}", tmp_path)
+    assert (states["files"], status) == ("error", 1), output
+    assert "rank 1 fails, because only rank 0 makes the folder results" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "batch, expected", [("x, day, y", "ok"), ("x, day", "error")]
+)
+def test_what_is_alike_in_batches_of_streams(batch, expected, tmp_path):
+    """Days of different years are alike, and so a batch may have equal parts."""
+    lines = f"""
+class Days(IterableDataset):
+    def __iter__(self):
+        own, alike = (torch.Generator().manual_seed(seed) for seed in (rank, 9))
+        for i in range(64):
+            x, y = torch.randn(2, 8, generator=own)
+            day = torch.randn(8, generator=alike)
+            yield {batch}
+
+model = DDP(nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(rank)
+for x, *_ in DataLoader(Days(), 8):
+    optimizer.zero_grad()
+    model(x + 1e-3 * torch.randn(x.shape)).square().mean().backward()
+    optimizer.step()
+"""
+    states, output, _ = check(START + lines, tmp_path)
+    assert states["same-batch"] == expected, output

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import runpy
 import sys
 import time
@@ -116,9 +117,11 @@ def fail_rank(error):
     if not state.store:
         return
     alone = False  # whether it fails by a file, and others do not
-    if isinstance(error, FileExistsError | FileNotFoundError):
+    no_parent = re.search("Parent directory (.+) does not exist", str(error))
+    if isinstance(error, FileExistsError | FileNotFoundError) or no_parent:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        record.failed_at = user_line(frame), os.path.abspath(f"{error.filename}")
+        path = f"{no_parent[1]}/file" if no_parent else f"{error.filename}"
+        record.failed_at = user_line(frame), os.path.abspath(path)
         alone = state.steps or not all_fail()
     state.end = "failed" if state.steps or record.unused or alone else "unseen"
     if state.end == "failed":

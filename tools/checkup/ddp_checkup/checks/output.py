@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from itertools import permutations, product
 from pathlib import Path
+from tempfile import gettempdir
 
 from ddp_checkup.checks.loops import loops
 from ddp_checkup.checks.ranks import have_parts, no_steps
@@ -56,34 +57,48 @@ def files(ranks):
             if "new" in kinds:
                 return found(text)
             verdict = found(text, "warning")
-    others = done_twice, read_too_soon, folders_by_clock
+    others = done_twice, read_too_soon, own_folders
     return next(filter(None, (look(ranks) for look in others)), verdict)
 
 
 def done_twice(ranks):
-    """Return an error about what another rank had made or removed before."""
+    """Return an error about what another rank has made or removed, or not yet."""
     for r in ranks:
         line, path = r.failed_at or ("", "")
+        folder = str(Path(path).parent)
         for other in [other for other in ranks if other is not r]:
             text = f"{line}: rank {r.rank} fails, because another rank has"
-            if path in other.folders - other.removed and path in r.folders:
+            if path in other.folders and path in r.folders:
                 fix = "Make it with exist_ok=True, or on rank 0 before a barrier."
                 return found(f"{text} made {Path(path).name}", fix=fix)
             if path in other.removed & r.removed:
                 fix = "Remove it within `if rank == 0`."
                 return found(f"{text} removed {Path(path).name}", fix=fix)
+            if folder in other.folders and folder not in r.folders:
+                fix = "Make it on all ranks with exist_ok=True."
+                text = f"{line}: rank {r.rank} fails, because only rank {other.rank}"
+                return found(f"{text} makes the folder {Path(folder).name}", fix=fix)
     return None
 
 
-def folders_by_clock(ranks):
-    """Return a warning about a folder that each rank names by its own clock."""
+def own_folders(ranks):
+    """Return a warning about a folder that each rank names by a clock or at random.
+
+    Names with the ranks' numbers are meant so, and temporary folders are as well.
+    """
     for r in ranks[1:]:
-        for mine, theirs in product(
-            ranks[0].folders - r.folders, r.folders - ranks[0].folders
-        ):
-            if CLOCK.sub("", mine) == CLOCK.sub("", theirs):
-                names = f"{Path(mine).name} and {Path(theirs).name}"
-                text = f"ranks 0 and {r.rank} make {names}: each reads its own clock"
+        mine, theirs = ranks[0].folders.items(), r.folders.items()
+        for (one, line), (two, its_line) in product(mine, theirs):
+            alike = line == its_line and Path(one).parent == Path(two).parent
+            if not alike or one == two or str(Path(one).parent) == gettempdir():
+                continue
+            by_number = re.sub(r"\d+", "", one) == re.sub(r"\d+", "", two)
+            by_clock = CLOCK.sub("", one) == CLOCK.sub("", two)
+            if by_clock or not by_number:
+                text = (
+                    f"{line}: ranks 0 and {r.rank} make folders of different names"
+                )
+                text += f", {Path(one).name} and {Path(two).name}"
                 fix = "Broadcast rank 0's name by dist.broadcast_object_list()."
                 return found(text, "warning", fix)
     return None

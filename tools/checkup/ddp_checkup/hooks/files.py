@@ -31,7 +31,7 @@ def reset():
     record.files = {}  # by path: (line, how: "new", "append" or "events")
     # By path: {how many collectives there were before it: line}
     record.writes, record.reads = {}, {}
-    record.folders = set()  # that this rank has made, or found when it would
+    record.folders = {}  # by path: the line that has made it, or found it there
     record.removed = set()  # files that it has removed, or wanted to
     record.failed_at = None  # (line, path) of the file or folder by which it failed
     state.started = time.time()
@@ -47,7 +47,8 @@ def audit(event, arguments):
         if path and not is_older(path):
             note_time(path, record.reads)
     elif event == "os.mkdir" and len(record.folders) < MAX_FILES:
-        record.folders.add(os.path.abspath(os.fsdecode(arguments[0])))
+        path = os.path.abspath(os.fsdecode(arguments[0]))
+        record.folders.setdefault(path, user_line())
     elif event == "os.remove" and len(record.removed) < MAX_FILES:
         record.removed.add(os.path.abspath(os.fsdecode(arguments[0])))
     elif event == "os.rename":  # whole at once, and so no one reads a half
