@@ -514,10 +514,9 @@ def test_what_is_alike_in_batches_of_streams(batch, expected, tmp_path):
     lines = f"""
 class Days(IterableDataset):
     def __iter__(self):
-        own, alike = (torch.Generator().manual_seed(seed) for seed in (rank, 9))
-        for i in range(64):
-            x, y = torch.randn(2, 8, generator=own)
-            day = torch.randn(8, generator=alike)
+        generator = torch.Generator().manual_seed(rank)
+        for day in range(64):
+            x, y = torch.randn(2, 8, generator=generator)
             yield {batch}
 
 model = DDP(nn.Linear(8, 4))
