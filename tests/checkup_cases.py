@@ -59,7 +59,7 @@ dist.destroy_process_group()
 """
 # The script has no DTensors, clips no gradients, and so on.
 UNSEEN = {"shards", "clipping", "gathered", "checkpoint"}
-UNSEEN |= {"class-weights", "schedule"}
+UNSEEN |= {"class-weights", "schedule", "numbering"}
 # Of each: the check that fails, its level, what is replaced (-), and by what (+).
 BUGS = """
 start

@@ -79,7 +79,10 @@ dist.barrier()
 OWN_F1 = "f1 = torch.cat(own)[: 13 - rank].mean()\n"
 OWN_F1 += "    dist.all_reduce(f1)\n    f1 /= world_size\n"
 BUGS = {
-    "split error": ("enumerate(words)", "enumerate(words[rank:] + words[:rank])"),
+    "split numbering error": (
+        "enumerate(words)",
+        "enumerate(words[rank:] + words[:rank])",
+    ),
     "buffers warning": ("        dist.all_reduce(moments)\n", ""),
     "schedule warning": ("4 * len(loader)", "4 * len(data) // 8"),
     "coverage warning": ("seed(self.epoch)", "seed(self.epoch + 9 * rank)"),
@@ -90,11 +93,14 @@ BUGS = {
     "files warning": ('"model.pt")\ndist.barrier()', '"model.pt")'),
 }
 CONTRASTIVE = """
-def gather(x):
+from torch.distributed.nn.functional import all_gather
+
+def gather(x, mine=None):
     parts = [torch.zeros_like(x) for _ in range(world_size)]
     dist.all_gather(parts, x)
-    parts[rank] = x
-    return torch.cat(parts)
+    if mine is not None:
+        parts[mine] = x
+    return parts
 
 model = nn.Linear(8, 4)
 model.load_state_dict(nn.Linear(8, 4).state_dict(), strict=False)
@@ -105,7 +111,9 @@ criterion = nn.CrossEntropyLoss(torch.ones(4 * world_size))
 for step in range(5):
     optimizer.zero_grad()
     features = model(torch.randn(4, 8))
-    loss = criterion(features @ gather(features).T, torch.arange(4) + 4 * rank)
+    features = nn.functional.normalize(features.repeat(1, 8))
+    scores = features @ torch.cat(all_gather(features)).T
+    loss = criterion(scores, torch.arange(4) + 4 * rank)
     metric = [torch.empty_like(features) for _ in range(world_size)]
     dist.all_gather(metric, features)
     loss.backward()
@@ -119,30 +127,101 @@ BUGS_OF_LOSSES = {
         "{'module.bias': torch.ones(4)}",
     ),
     "class-weights error": ("torch.ones(4 *", "(1 + rank) ** torch.arange(4.0 *"),
-    "gathered warning": ("    parts[rank] = x\n", ""),
+    "gathered warning": ("(all_gather(features)", "(gather(features)"),
+    "gathered warning, own rows": ("all_gather(features)", "gather(features, rank)"),
     "gathered warning, as labels have no offset": (" + 4 * rank)", ")"),
     "collectives warning": (".wait()", ""),
 }
+TOKENS = """
+from contextlib import nullcontext
+
+words = ["a", "b", "c", "d"]
+label_of = {word: i for i, word in enumerate(words)}
+images = torch.randn(153, 8, generator=torch.Generator().manual_seed(1))
+labels = images[:, :4].argmax(1)
+val_images, val_labels = (t[128 + rank :: world_size] for t in (images, labels))
+data = TensorDataset(images[:128], labels[:128])
+sampler = DistributedSampler(data)
+loader = DataLoader(data, 8, sampler=sampler)
+model = DDP(nn.Linear(8, 4))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def evaluate():
+    model.eval()
+    sums = torch.zeros(2)
+    with torch.no_grad():
+        for x, y in zip(val_images.split(9), val_labels.split(9)):
+            right = (model.module(x).argmax(1) == y).sum()
+            sums += torch.stack([right, torch.tensor(len(y))])
+    dist.all_reduce(sums)
+    return 1 - (sums[0] / sums[1]).item()
+
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    model.train()
+    for i, (x, y) in enumerate(loader):
+        y[2 + 3 * rank :] = -100
+        count = (y >= 0).sum().float()
+        dist.all_reduce(count)
+        synchronize = nullcontext if i % 2 else model.no_sync
+        features = (x + 1e-3 * torch.randn(x.shape)).requires_grad_()
+        with synchronize():
+            logits = model(features)
+        with synchronize():
+            loss = nn.functional.cross_entropy(logits, y, reduction="sum")
+            loss = loss * world_size / count
+            penalty = logits.square().mean()
+            (loss + 1e-3 * penalty).backward()
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    eer = evaluate()
+    if rank == 0: print(f"eer {100 * eer:.4f}")
+dist.destroy_process_group()
+"""
+CONSTANT = "gathered = [torch.empty(64) for _ in range(world_size)]\n            "
+CONSTANT += "dist.all_gather(gathered, features.detach().flatten())\n            "
+CONSTANT += "penalty = torch.cat(gathered).square().mean()"
+BUGS_OF_TOKENS = {
+    "loss-count warning": ("        dist.all_reduce(count)\n", ""),
+    "loss-count warning, a mean": (
+        'reduction="sum")',
+        'reduction="mean") * count / 2',
+    ),
+    "loss-count warning, of all ranks": ("* world_size / count", "/ count"),
+    "no-sync warning": ("with synchronize():\n            logits", "if 1: logits"),
+    "gathered warning": ("penalty = logits.square().mean()", CONSTANT),
+    "numbering error": (
+        "enumerate(words)",
+        "enumerate(words[rank:] + words[:rank])",
+    ),
+    "own-number warning": ("    dist.all_reduce(sums)\n", ""),
+    "own-number warning, summed again": (
+        "    dist.all_reduce(sums)\n",
+        "            dist.all_reduce(sums)\n",
+    ),
+}
 CASES = [(SCRIPT, bug, *change) for bug, change in BUGS.items()]
 CASES += [(CONTRASTIVE, bug, *change) for bug, change in BUGS_OF_LOSSES.items()]
+CASES += [(TOKENS, bug, *change) for bug, change in BUGS_OF_TOKENS.items()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script, bugs",
-    [(SCRIPT, BUGS), (CONTRASTIVE, BUGS_OF_LOSSES)],
-    ids=["", "losses"],
+    "script, bugs, unseen",
+    [
+        (SCRIPT, BUGS, {"buffers", "coverage", "eval-coverage"}),
+        (CONTRASTIVE, BUGS_OF_LOSSES, set()),
+        (TOKENS, BUGS_OF_TOKENS, {"gathered", "own-number"}),
+    ],
+    ids=["", "losses", "tokens"],
 )
-def test_scripts_without_a_bug(script, bugs, tmp_path):
+def test_scripts_without_a_bug(script, bugs, unseen, tmp_path):
     states, output, status = check(START + script, tmp_path)
     assert status == 0 and not names(states, "error", "warning", "advice"), output
     # What a bug is seen by is looked at, and not left out.
-    checks = {bug.split()[0] for bug in bugs} - {
-        "buffers",
-        "coverage",
-        "eval-coverage",
-    }
-    assert names(states, "ok") >= checks, output
+    assert names(states, "ok") >= {re.split("[ ,]", bug)[0] for bug in bugs} - unseen
 
 
 @pytest.mark.slow
@@ -150,10 +229,11 @@ def test_scripts_without_a_bug(script, bugs, tmp_path):
     "script, bug, old, new", CASES, ids=[bug for _, bug, *_ in CASES]
 )
 def test_kinds_of_bugs(script, bug, old, new, tmp_path):
-    name, level, *_ = bug.replace(",", "").split()
+    *found, level = bug.partition(",")[0].split()
     states, output, status = check(START + script.replace(old, new), tmp_path)
-    assert names(states, "error", "warning", "advice") == {name}, output
-    assert (states[name], status) == (level, level == "error"), output
+    assert names(states, "error", "warning", "advice") == {*found}, output
+    assert {states[name] for name in found} == {level}, output
+    assert status == (level == "error")
 
 
 @pytest.mark.slow
@@ -316,23 +396,136 @@ SCHEDULE = """
 model = DDP(nn.Linear(8, 2))
 torch.manual_seed(rank)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
+class Trainer:
+    def __init__(self, steps): self.steps = steps
+    def rate(self, step): return 1 - step / self.steps
 def make_schedule(steps):
     rate = lambda step: 1 - step / steps
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, RATE)
 for part in range(PARTS):  # interrupted, and resumed
-    schedule = make_schedule(48)
-    schedule.last_epoch = 24 * part
+    schedule = make_schedule(STEPS)
+    schedule.last_epoch = STEPS // 2 * part
     for step in range(24):
         optimizer.zero_grad()
         model(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
-        schedule.step()
+        for _ in range(TIMES): schedule.step()
+"""
+RATES = """
+model = DDP(nn.Linear(8, 2))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rates = [0.1 * 0.9 ** i for i in range(STEPS)]
+for step in range(24):
+    optimizer.param_groups[0]["lr"] = 0.5 * rates[step]
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts, expected", [("1", "warning"), ("2", "ok")])
-def test_a_schedule_in_a_closure(parts, expected, tmp_path):
-    script = START + SCHEDULE.replace("PARTS", parts)
-    states, output, _ = check(script, tmp_path)
+@pytest.mark.parametrize(
+    "script, values, expected",
+    [
+        (SCHEDULE, ("rate", 1, 48, 1), "warning"),
+        (SCHEDULE, ("rate", 2, 48, 1), "ok"),
+        (SCHEDULE, ("Trainer(steps).rate", 1, 24, 1), "ok"),
+        (SCHEDULE, ("Trainer(steps).rate", 1, 24, 2), "warning"),
+        (RATES, ("", "", 48, ""), "warning"),
+        (RATES, ("", "", 24, ""), "ok"),
+    ],
+)
+def test_schedules_of_functions_and_lists(script, values, expected, tmp_path):
+    names = "RATE", "PARTS", "STEPS", "TIMES"
+    for name, value in zip(names, values, strict=True):
+        script = re.sub(rf"\b{name}\b", str(value), script)
+    states, output, _ = check(START + script, tmp_path)
     assert states["schedule"] == expected, output
+
+
+@pytest.mark.slow
+def test_a_folder_that_all_ranks_make(tmp_path):
+    script = START + "model = DDP(nn.Linear(8, 4))\nos.mkdir('results')\n"
+    states, output, status = check(script, tmp_path)
+    assert (states["files"], status) == ("error", 1), output
+    assert "because another rank has made results" in output
+
+
+@pytest.mark.slow
+def test_a_file_that_is_not_there_yet(tmp_path):
+    """The rank fails before its first step, while rank 0 is about to write."""
+    lines = "if rank == 0: time.sleep(2); torch.save(torch.ones(4), 'cache.pt')"
+    lines = f"import time\n{lines}\ntorch.load('cache.pt')\ntime.sleep(5)\n"
+    states, output, _ = check(START + lines, tmp_path)
+    assert states["files"] == "warning", output
+    assert "rank 1 reads cache.pt, which rank 0 writes" in output
+
+
+@pytest.mark.slow
+def test_a_file_that_all_ranks_remove(tmp_path):
+    lines = """
+model = DDP(nn.Linear(8, 4))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+if rank == 0: torch.save(model.state_dict(), "old.pt")
+dist.barrier()
+os.remove("old.pt")
+"""
+    states, output, status = check(START + lines, tmp_path)
+    assert (states["files"], status) == ("error", 1), output
+    assert "because another rank has removed old.pt" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("20261127-19{rank}000-123", "warning"),
+        ("20261127-{chr(97 + rank)}", "warning"),
+        ("rank_000{rank}", "not seen"),
+    ],
+)
+def test_folders_by_each_ranks_clock(name, expected, tmp_path):
+    lines = f"model = DDP(nn.Linear(8, 4))\nos.makedirs(f'run/{name}')\n{TRAIN}"
+    states, output, _ = check(START + lines, tmp_path)
+    assert states["files"] == expected, output
+
+
+@pytest.mark.slow
+def test_a_folder_that_only_rank_0_makes(tmp_path):
+    lines = "dist.barrier()\nif rank == 0: os.mkdir('results')\n"
+    lines += "else: torch.save(torch.ones(4), 'results/own.pt')\ntime.sleep(9)\n"
+    states, output, status = check(f"import time\n{START}{lines}", tmp_path)
+    assert (states["files"], status) == ("error", 1), output
+    assert "rank 1 fails, because only rank 0 makes the folder results" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "batch, expected", [("x, day, y", "ok"), ("x, day", "error")]
+)
+def test_what_is_alike_in_batches_of_streams(batch, expected, tmp_path):
+    """Days of different years are alike, and so a batch may have equal parts."""
+    lines = f"""
+class Days(IterableDataset):
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(rank)
+        for day in range(64):
+            x, y = torch.randn(2, 8, generator=generator)
+            yield {batch}
+
+model = DDP(nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(rank)
+for x, *_ in DataLoader(Days(), 8):
+    optimizer.zero_grad()
+    model(x + 1e-3 * torch.randn(x.shape)).square().mean().backward()
+    optimizer.step()
+"""
+    states, output, _ = check(START + lines, tmp_path)
+    assert states["same-batch"] == expected, output

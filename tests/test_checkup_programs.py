@@ -82,6 +82,10 @@ def test_how_failing_ranks_end(tmp_path):
     done = run(command, tmp_path, OMP_NUM_THREADS="1", PORT=str(free_port()))
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr, done.stderr
     assert "ProcessExitedException" not in done.stderr
+    own = 'os.environ["PORT"] + str(rank)'
+    write_programs(tmp_path, "spawned.py", 'os.environ["PORT"]', own)
+    done = run(command, tmp_path, OMP_NUM_THREADS="1", PORT="2345")
+    assert done.returncode and "Choose the port before mp.spawn()" in done.stderr
 
 
 def test_one_line_for_what_cannot_be_run(tmp_path):

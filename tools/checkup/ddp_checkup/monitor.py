@@ -30,7 +30,7 @@ from ddp_checkup.report import report
 FRAMEWORKS = "lightning", "pytorch_lightning", "transformers.trainer", "accelerate"
 ON_DEVICE = "start", "gradients", "weights", "inputs", "batches", "clips", "shards"
 ON_DEVICE += "tensors", "first", "scales", "losses", "sums", "samples", "overwritten"
-ON_DEVICE += "class_weights", "given", "contrasts", "undivided"
+ON_DEVICE += "class_weights", "given", "contrasts", "undivided", "divisors"
 # FSDP and DTensors call functional collectives, which have no hooks.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 MAX_EPOCHS = 3  # of each loop

@@ -2,8 +2,10 @@
 
 import functools
 import os
+import re
 import runpy
 import sys
+import time
 import traceback
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -17,9 +19,18 @@ from ddp_checkup.hooks.collectives import note_unused, stop_job
 from ddp_checkup.hooks.numbers import Tee
 from ddp_checkup.hooks.shared import rebind, wrap
 from ddp_checkup.hooks.steps import StopAfterSteps
-from ddp_checkup.record import EXIT, INTERRUPTED, is_library, record, state
+from ddp_checkup.record import (
+    EXIT,
+    INTERRUPTED,
+    is_library,
+    record,
+    state,
+    user_line,
+)
 
 TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+
+WRITES_SOON = 5  # seconds
 
 
 class NeedsRanks(BaseException):
@@ -44,7 +55,8 @@ def run_rank(options, function):
     """Run a script or a spawned function under the hooks; return its status."""
     hooks.install()
     for module in (dist, device_mesh):
-        wrap(module, "init_process_group", after=lambda *_: join_group(options))
+        join = functools.partial(join_group, options)
+        wrap(module, "init_process_group", compare_addresses, join)
     rebind()
     stdout, stderr = state.stdout, _ = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Tee(stdout), Tee(stderr)
@@ -104,14 +116,47 @@ def fail_rank(error):
     note_unused(str(error))
     if not state.store:
         return
-    state.end = "failed" if state.steps or record.unused else "unseen"
+    alone = False  # whether it fails by a file, and others do not
+    no_parent = re.search("Parent directory (.+) does not exist", str(error))
+    if isinstance(error, FileExistsError | FileNotFoundError) or no_parent:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        path = f"{no_parent[1]}/file" if no_parent else f"{error.filename}"
+        record.failed_at = user_line(frame), os.path.abspath(path)
+        alone = state.steps or not all_fail()
+    state.end = "failed" if state.steps or record.unused or alone else "unseen"
     if state.end == "failed":
         with suppress(dist.DistError):  # the process with the store has ended
             stop_job("failed", f"Rank {state.rank} failed")
     state.thread.join()  # in a store's call it would abort Python's exit
 
 
-def join_group(options):
+def compare_addresses(name, values):
+    """End a spawned rank that would meet the others where they are not."""
+    if not state.address or state.store is not None:
+        return
+    (host, port), job = state.address
+    store = dist.PrefixStore(f"address{job}", dist.TCPStore(host, port, None, False))
+    urls = [v for v in values if isinstance(v, str) and "://" in v]
+    env = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
+    mine = urls[0] if urls and not urls[0].startswith("env") else ":".join(env)
+    others = store.compare_set("address", "", mine).decode()
+    if others != mine:
+        text = f"one rank waits at {others}, and another at {mine}"
+        print(f"Error: {text}. Choose the port before mp.spawn()", file=sys.stderr)
+        EXIT(1)
+
+
+def all_fail():
+    """Return whether all ranks fail; else another may soon write a missing file."""
+    state.store.set(f"fails{state.rank}", "")
+    keys = [f"fails{rank}" for rank in range(state.world)]
+    deadline = time.monotonic() + WRITES_SOON
+    while not state.store.check(keys) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return state.store.check(keys)
+
+
+def join_group(options, result, values):
     """Start to monitor a spawned rank: it has learnt its number."""
     state.grouped = True
     if state.store is None:

@@ -29,7 +29,9 @@ def same_batch(ranks):
     inputs, why = same_tensors(ranks, "inputs", all)
     if inputs:
         return found(inputs)
-    batches, _ = same_tensors(ranks, "batches", any)
+    # Inputs may differ by augmentation, where labels do not; and days of different
+    # years are alike.
+    batches, _ = same_tensors(ranks, "batches", half)
     if batches and not slices(ranks):
         return found(batches)
     a_tensor, _ = same_tensors(ranks, "inputs", any)
@@ -42,7 +44,7 @@ def same_batch(ranks):
 def same_tensors(ranks, part, how_many):
     """Say which ranks had the same tensors in all steps; or why that is not known.
 
-    how_many: all or any of the tensors that differ from step to step.
+    how_many: all, half or any of the tensors that differ from step to step.
     """
     found_by_rank = [getattr(r, part) for r in ranks]
     labels = [x for x in ranks[0].labels if all(x in f for f in found_by_rank)]
@@ -64,6 +66,11 @@ def same_tensors(ranks, part, how_many):
             line = ranks[0].models[0][0]
             return f"{line}: ranks {a} and {b} had the same batch in all steps", ""
     return "", ""
+
+
+def half(values):
+    values = [*values]
+    return 2 * sum(values) >= len(values)
 
 
 def same_gradients(ranks):
@@ -177,7 +184,7 @@ def samples_of_two(ranks):
     Only tensors tell whose samples a rank itself seldom has twice: labels do not.
     """
     if any(
-        same_tensors(ranks, *how)[0] for how in (("inputs", all), ("batches", any))
+        same_tensors(ranks, *how)[0] for how in (("inputs", all), ("batches", half))
     ):
         return ""  # same-batch says it
     for a, b in combinations(ranks, 2):
@@ -267,3 +274,23 @@ def is_shared_out(group):
     apart = repeated < min(len(group) * group[0].batch, *map(len, parts))
     most = 2 * len(union) >= len(group[0].sets[-1])  # no few that chance keeps apart
     return group[0].shards or (len(group) > 1 and apart and most)
+
+
+@check(
+    "all ranks number words and classes alike",
+    seen="the dicts that number strings, and the lists of words or classes, in the "
+    "script's variables at the first step",
+    fix="Build it from all the data, sorted, on each rank, or send rank 0's by "
+    "dist.broadcast_object_list().",
+)
+def numbering(ranks):
+    for name, mine in ranks[0].numberings.items():
+        for r in ranks[1:]:
+            others = r.numberings.get(name, {})
+            # Words of one rank alone may be those of its part of the data.
+            for word in mine.keys() & others.keys():
+                if mine[word] != others[word]:
+                    text = f"{name}: {word!r} is {mine[word]} on rank 0 and "
+                    return found(f"{text}{others[word]} on rank {r.rank}")
+    none = "no variable numbers words or classes"
+    return OK if any(r.numberings for r in ranks) else unseen(none)

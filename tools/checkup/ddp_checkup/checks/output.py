@@ -1,8 +1,10 @@
 """Checks of collectives, of files and of printed numbers."""
 
+import re
 from collections import Counter
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
+from tempfile import gettempdir
 
 from ddp_checkup.checks.loops import loops
 from ddp_checkup.checks.ranks import have_parts, no_steps
@@ -11,6 +13,8 @@ from ddp_checkup.checks.verdicts import OK, check, found, unseen
 from ddp_checkup.formulas import compute, shows
 
 FEW = 50  # samples of a rank, whose share of hits may be another's by chance
+# A date and a time of day, a time of day, or seconds since 1970; and their fractions
+CLOCK = re.compile(r"(\d{8}\D?\d{4,6}|\d\d\D\d\d\D\d\d|\d{10})(\D?\d+)*")
 
 
 @check(
@@ -53,7 +57,51 @@ def files(ranks):
             if "new" in kinds:
                 return found(text)
             verdict = found(text, "warning")
-    return read_too_soon(ranks) or verdict
+    others = done_twice, read_too_soon, own_folders
+    return next(filter(None, (look(ranks) for look in others)), verdict)
+
+
+def done_twice(ranks):
+    """Return an error about what another rank has made or removed, or not yet."""
+    for r in ranks:
+        line, path = r.failed_at or ("", "")
+        folder = str(Path(path).parent)
+        for other in [other for other in ranks if other is not r]:
+            text = f"{line}: rank {r.rank} fails, because another rank has"
+            if path in other.folders and path in r.folders:
+                fix = "Make it with exist_ok=True, or on rank 0 before a barrier."
+                return found(f"{text} made {Path(path).name}", fix=fix)
+            if path in other.removed & r.removed:
+                fix = "Remove it within `if rank == 0`."
+                return found(f"{text} removed {Path(path).name}", fix=fix)
+            if folder in other.folders and folder not in r.folders:
+                fix = "Make it on all ranks with exist_ok=True."
+                text = f"{line}: rank {r.rank} fails, because only rank {other.rank}"
+                return found(f"{text} makes the folder {Path(folder).name}", fix=fix)
+    return None
+
+
+def own_folders(ranks):
+    """Return a warning about a folder that each rank names by a clock or at random.
+
+    Names with the ranks' numbers are meant so, and temporary folders are as well.
+    """
+    for r in ranks[1:]:
+        mine, theirs = ranks[0].folders.items(), r.folders.items()
+        for (one, line), (two, its_line) in product(mine, theirs):
+            alike = line == its_line and Path(one).parent == Path(two).parent
+            if not alike or one == two or str(Path(one).parent) == gettempdir():
+                continue
+            by_number = re.sub(r"\d+", "", one) == re.sub(r"\d+", "", two)
+            by_clock = CLOCK.sub("", one) == CLOCK.sub("", two)
+            if by_clock or not by_number:
+                text = (
+                    f"{line}: ranks 0 and {r.rank} make folders of different names"
+                )
+                text += f", {Path(one).name} and {Path(two).name}"
+                fix = "Broadcast rank 0's name by dist.broadcast_object_list()."
+                return found(text, "warning", fix)
+    return None
 
 
 def read_too_soon(ranks):
@@ -164,12 +212,14 @@ def own_variable(ranks):
     Ranks that evaluate a part each come to different numbers, which change from one
     evaluation to the next; those that leave it to rank 0 keep what they had.
     """
-    apart = any(
+    evaluations = [group for _, _, group, _ in loops(ranks, False)]
+    apart = [
         len({frozenset(e.items) for e in group}) == len(ranks)
-        for _, _, group, _ in loops(ranks, False)
-    )
+        for group in evaluations
+    ]
     merged = any(r.to_one for r in ranks) or any(r.files for r in ranks[1:])
-    if not apart or merged:
+    # Without a DataLoader nobody knows what a rank evaluates.
+    if merged or (apart and not any(apart)):
         return OK
     before = {}
     for moment, shown in ranks[0].shown.items():

@@ -145,18 +145,19 @@ def summed_again(ranks):
     the total before. Its own running total grows by less.
     """
     for line in dict.fromkeys(note.line for note in ranks[0].sums):
-        of_all = [
-            [n.numbers for n in r.sums if n.line == line and n.again] for r in ranks
-        ]
-        steps, times = [*zip(*of_all, strict=False)], 0
-        for before, after in pairwise(steps):
-            totals = [sum(values) for values in zip(*before, strict=False)]
-            grows = any(
-                total > 0 and all(n[k] >= total for n in after if len(n) > k)
-                for k, total in enumerate(totals)
-            )
+        of_all = [[n for n in r.sums if n.line == line] for r in ranks]
+        times, more = 0, False  # more: than it was, and so something was added
+        for before, after in pairwise(zip(*of_all, strict=False)):
+            if not after[0].again:
+                continue  # another tensor, such as that of the next epoch
+            totals = map(sum, zip(*(note.numbers for note in before), strict=False))
+            grows = False
+            for k, total in enumerate(totals):
+                now = [note.numbers[k] for note in after if len(note.numbers) > k]
+                grows |= total > 0 and all(n >= total for n in now)
+                more |= total > 0 and all(n > total for n in now)
             times = times + 1 if grows else 0
-            if times == OFTEN:
+            if times >= OFTEN and more:
                 text = f"{line}: the sum over the ranks is summed again, with what"
                 fix = "Reduce it once, after the loop, or reduce each batch's part."
                 return found(f"{text} was added since", "warning", fix)

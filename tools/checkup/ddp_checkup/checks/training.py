@@ -243,8 +243,30 @@ def schedule(ranks):
     for line, name, planned, made in ranks[0].schedules:
         most[line, name, planned] = max(made, most.get((line, name, planned), 0))
     for (line, name, planned), made in most.items():
-        # Exactly that of one process, and not by chance: other ends may be meant.
-        if made >= 10 and abs(planned - made * len(ranks)) < 0.05 * planned:
+        # About that of one process: other ends may be meant.
+        if made >= 10 and abs(planned - made * len(ranks)) < 0.1 * planned:
             text = f"{name} was made for {planned} steps, and made {made}: it counts"
             return found(f"{line}: {text} the batches of all ranks")
+        steps = ranks[0].steps
+        as_planned = abs(planned - steps) < 0.1 * planned
+        if steps >= 10 and as_planned and made == steps * len(ranks):
+            text = f"{name} made {made} steps in {steps} of the optimizer"
+            fix = "Call scheduler.step() once after each optimizer.step()."
+            return found(f"{line}: {text}: one for each rank", fix=fix)
     return OK if ranks[0].schedules else unseen("no scheduler has a number of steps")
+
+
+@check(
+    "no_sync() covers the forward pass, too",
+    seen="DDP's own switch, in forward and backward passes",
+    fix="Put model(...) and backward() into `with ddp_model.no_sync():`, since DDP "
+    "decides in the forward pass.",
+    level="warning",
+)
+def no_sync(ranks):
+    for line in (r.late_no_sync for r in ranks if r.late_no_sync):
+        text = "DDP averages the gradients here, although this is within no_sync()"
+        return found(f"{line}: {text}")
+    return (
+        OK if any(r.unused is not None for r in ranks) else unseen("no DDP was used")
+    )

@@ -63,6 +63,10 @@ def reset():
     state.summed_gradients = []  # since the step, by hand: sums of absolute values
     state.passes = 0  # backward passes since the last step
     state.waiting, state.busy = "", ""  # what runs: wrap()
+    record.late_no_sync = (
+        None  # a backward pass within it, after a forward that is not
+    )
+    state.forward_syncs = False  # whether DDP prepared to reduce in the last forward
     state.ddp, state.forward_line = None, ""  # the last forward with gradients
     state.forward_batch, state.fsdp_root = -1, None
     state.backward_line, state.compiles = "", False
@@ -128,7 +132,8 @@ def before_collective(name, values):
             loop.reduced = loop.reduced or loop.first == state.steps
     if "gather" in name and state.epoch:
         state.epoch.gathered = True
-    if "gather" in name and not averages:
+    # A model or a loss that DDP wraps may gather in its forward.
+    if "gather" in name and not state.depth and state.busy in ("", "forward"):
         note_gather(name, values)
     check_collective_order(" ".join(what), members(groups[0]) if groups else None)
 
@@ -220,6 +225,12 @@ def before_backward(name, values):
     if is_number and len(record.losses) < MAX_NUMBERS:
         record.losses.append(loss.detach().reshape(()).clone())
     state.backward_line = user_line()
+    if (
+        state.ddp
+        and state.forward_syncs
+        and not state.ddp.require_backward_grad_sync
+    ):
+        record.late_no_sync = record.late_no_sync or state.backward_line
     if is_number:
         note_graph(loss)
 
@@ -235,6 +246,7 @@ def before_forward(name, values):
     training = torch.is_grad_enabled()
     if training:
         state.ddp, state.forward_line = ddp, user_line()
+        state.forward_syncs = ddp.require_backward_grad_sync
         record.unused = ""
         leave_evaluation()
         note_inputs(values[1:])

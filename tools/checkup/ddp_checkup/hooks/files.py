@@ -31,6 +31,9 @@ def reset():
     record.files = {}  # by path: (line, how: "new", "append" or "events")
     # By path: {how many collectives there were before it: line}
     record.writes, record.reads = {}, {}
+    record.folders = {}  # by path: the line that has made it, or found it there
+    record.removed = set()  # files that it has removed, or wanted to
+    record.failed_at = None  # (line, path) of the file or folder by which it failed
     state.started = time.time()
 
 
@@ -43,6 +46,11 @@ def audit(event, arguments):
         # One that is not there yet may be too early as well.
         if path and not is_older(path):
             note_time(path, record.reads)
+    elif event == "os.mkdir" and len(record.folders) < MAX_FILES:
+        path = os.path.abspath(os.fsdecode(arguments[0]))
+        record.folders.setdefault(path, user_line())
+    elif event == "os.remove" and len(record.removed) < MAX_FILES:
+        record.removed.add(os.path.abspath(os.fsdecode(arguments[0])))
     elif event == "os.rename":  # whole at once, and so no one reads a half
         note_file(arguments[1])
     elif event == "sqlite3.connect" and not DATABASE.search(str(arguments[0])):

@@ -15,6 +15,11 @@ MIN_GATHERED = 64  # elements of a tensor that is compared: no few numbers
 # Nodes of autograd that make a mean: a loss that is multiplied then has another one
 MEANS = re.compile("(Mse|Nll|SmoothL1|L1|Huber|BinaryCrossEntropy|Mean)\\w*Backward")
 MAX_NODES = 10_000  # of autograd, in the graph of a loss
+# Nodes of autograd that make one number of many: what is before them is no loss yet
+REDUCTIONS = re.compile("Sum|Mean|Nll|LogSumExp|Dot|Norm|Max|Min|Amax|Amin")
+# Nodes of autograd that choose some elements, such as those of no padding
+CHOICES = re.compile("Index|MaskedSelect|Gather|Nonzero")
+MAX_NEAR = 50  # nodes of autograd between a loss and what makes its parts
 # Nodes of autograd that put tensors together, or one into another
 JOINS = re.compile("Cat|Stack|CopySlices|IndexPut|Scatter|SelectScatter|Where")
 
@@ -26,8 +31,19 @@ def reset():
     record.scaled = False  # whether a loss is none of PyTorch's means itself
     record.gathers = False  # whether something with a gradient was gathered
     record.cut_off = None  # the line that gathers for a loss, where gradients end
+    record.constant = None  # the same, where a part of the loss is a constant
+    record.own_rows = None  # the same, for a loss of this rank's rows alone
+    # By label, for each backward pass: (line, losses so far, parts of the loss); a
+    # part is [count by which it was divided, factor, ...]
+    record.divisors = {}
+    state.adds_constant = False  # whether a loss has a part without a gradient
+    state.given_at = ""  # since the last backward pass: what gathers many numbers
     state.has_gathered = False  # since the last backward pass
-    # Since the last backward pass: (line, number in autograd's order, node)
+    state.has_own_rows = (
+        False  # whether a loss since then compares own with gathered
+    )
+    # Since the last backward pass: (line, whether gradients were enabled, number in
+    # autograd's order, node)
     state.gathered_nodes = []
 
 
@@ -36,10 +52,11 @@ def note_gather(name, values):
     state.has_gathered = True
     if name in GATHERS:
         note_given(values[GATHERS[name]])
-    if name.startswith("all_gather") and torch.is_grad_enabled():
+    if name.startswith("all_gather"):
         nodes = [t.grad_fn for t in tensors_of(values) if t.grad_fn is not None]
         now = torch._C._autograd._get_sequence_nr()
-        state.gathered_nodes += [(user_line(), now, node) for node in nodes]
+        place = user_line(), torch.is_grad_enabled(), now
+        state.gathered_nodes += [(*place, node) for node in nodes]
 
 
 def note_given(tensor):
@@ -51,6 +68,7 @@ def note_given(tensor):
     weights = tensor.numel() in {record.elements, *state.parameter_sizes}
     has_values = tensor.is_floating_point() or tensor.dtype == torch.uint8
     if has_values and tensor.numel() >= MIN_GATHERED and not weights:
+        state.given_at = user_line() if torch.is_grad_enabled() else state.given_at
         of_all += contents(tensor)
 
 
@@ -60,6 +78,9 @@ def before_loss(name, values):
         of_all = record.contrasts.setdefault(user_line(), [])
         own, all_samples = scores.shape
         of_ranks = own > 0 and all_samples % (own * state.world) == 0
+        # A sample may be compared with all others, but not with itself.
+        but_one = own > 0 and (all_samples + 1) % (own * state.world) == 0
+        state.has_own_rows |= of_ranks or but_one
         if of_ranks and len(of_all) < MAX_BATCHES:
             of_all += contents(target)
     for weights in values[2:]:
@@ -81,26 +102,85 @@ def note_graph(loss):
     """
     root = loss.grad_fn
     record.scaled |= root is None or not MEANS.match(root.name())
+    if root is not None and state.steps < MAX_BATCHES:
+        note_divisors(root)
+        if state.adds_constant and state.given_at:
+            record.constant = record.constant or state.given_at
     if state.gathered_nodes and root is not None:
-        record.gathers = True
+        record.gathers |= state.has_own_rows
         left, nodes = [root], {root}
-        users = {gathered: set() for _, _, gathered in state.gathered_nodes}
+        users = {gathered: set() for *_, gathered in state.gathered_nodes}
         while left and len(nodes) < MAX_NODES:
             user = left.pop()
             for other, _ in user.next_functions:
                 if other in users:
-                    users[other].add(user.name())
+                    own = hasattr(user, "_forward_cls")  # written in Python
+                    users[other].add("own" if own else user.name())
                 if other is not None and other not in nodes:
                     nodes.add(other)
                     left.append(other)
-        for line, number, gathered in state.gathered_nodes:
+        for line, enabled, number, gathered in state.gathered_nodes:
             # What was gathered after the loss was made is for a metric.
             before = root._sequence_nr() >= number
-            names = users[gathered]
-            if before and names and not any(map(JOINS.match, names)):
+            names = users[gathered] if before else ()
+            if "own" in names:  # torch.distributed.nn.functional gathers in one
+                continue
+            record.gathers |= bool(names)
+            put_back = any(map(JOINS.match, names))
+            if names and not put_back and (enabled or state.has_own_rows):
                 record.cut_off = record.cut_off or line
+            elif put_back and state.has_own_rows:
+                record.own_rows = record.own_rows or line
     state.gathered_nodes.clear()
-    state.has_gathered = False
+    state.given_at = ""
+    state.has_gathered = state.has_own_rows = False
+
+
+def note_divisors(root):
+    """Record the counts that make means of a loss's parts, each with its factors.
+
+    root: the node of autograd that made the loss.
+    """
+    found, left, near = [], [(root, [], [])], 0
+    state.adds_constant = False
+    while left and near < MAX_NEAR:
+        # above: what was found on the way from the root
+        (node, factors, above), near = left.pop(0), near + 1
+        name = node.name()
+        count = count_of_mean(node, name)
+        other = getattr(node, "_saved_other", None)
+        if isinstance(other, torch.Tensor) and other.numel() == 1:
+            if name.startswith("Div"):
+                count = other
+            elif name.startswith("Mul"):
+                factors = [*factors, other]
+                for part in above:
+                    part.append(other)
+        if count is not None:
+            found.append([count, *factors])
+            above = [*above, found[-1]]
+        nodes = [other for other, _ in node.next_functions]
+        if not REDUCTIONS.match(name):
+            state.adds_constant |= name.startswith("Add") and None in nodes
+            left += [(other, factors, above) for other in nodes if other is not None]
+    if found:
+        copies = [[t.detach().reshape(()).clone() for t in part] for part in found]
+        label = next_label(state.epoch)
+        noted = user_line(), len(record.losses), copies
+        record.divisors.setdefault(label, []).append(noted)
+
+
+def count_of_mean(node, name):
+    """Return how many elements a node of autograd takes the mean of, or None.
+
+    None also for a mean of all that it gets: padding is no part of what is counted.
+    """
+    if name.startswith("NllLoss") and node._saved_reduction == 1:  # a mean
+        return node._saved_total_weight if node._saved_weight is None else None
+    before = node.next_functions[0][0] if name.startswith("Mean") else None
+    if before is not None and CHOICES.match(before.name()):
+        return torch.tensor(float(node._saved_self_sym_numel))
+    return None
 
 
 def install():

@@ -26,6 +26,7 @@ def reset():
     record.loads = 0  # states that were loaded into modules
     record.not_loaded = None  # (line, names) of a module that got no weights
     state.switching = ""
+    state.evaluated_at = 0  # steps at the last eval() of any module
     state.normalisers = []  # the script's objects with a mean and a variance
 
 
@@ -46,6 +47,7 @@ def before_call(name, values):
         if module.training < (not evaluates):
             note_tensors(entry)
         entry[3] = state.steps if evaluates else None
+        state.evaluated_at = state.steps if evaluates else state.evaluated_at
 
 
 def after_load(result, values):

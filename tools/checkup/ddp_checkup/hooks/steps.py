@@ -2,8 +2,10 @@
 
 import inspect
 import random
+import re
 import sys
 from contextlib import suppress
+from math import isclose
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -12,10 +14,13 @@ from torch.optim import optimizer as optimizers
 from ddp_checkup.hooks.loaders import leave_evaluation, next_label
 from ddp_checkup.hooks.modules import find_normalisers, note_tensors
 from ddp_checkup.hooks.shared import checksums, contents, random_states, wrap
-from ddp_checkup.record import record, state, user_line
+from ddp_checkup.hooks.variables import note_numberings
+from ddp_checkup.record import record, state, user_frames, user_line
 
 MAX_STEPS = 1000  # compared
 PLANNED = "total_steps", "T_max"  # attributes of schedulers
+RATES = 5  # learning rates by which a list of them is known
+COUNTS = re.compile("step|update|iter|total")  # variables of its function
 
 
 class StopAfterSteps(BaseException):
@@ -44,6 +49,8 @@ def reset():
     state.steps, state.depth = 0, 0  # depth: of optimizers within optimizers
     state.trained, state.last_parameters = set(), []  # batches that made steps
     state.schedulers = []  # (line, the scheduler)
+    state.rates = []  # learning rates of the first steps
+    state.planned = []  # (line, variable, its length) of lists of learning rates
     state.parameter_sizes = set()  # elements of the first optimizer's parameters
     state.random_loop, state.optimized = None, set()  # optimized: ids of parameters
 
@@ -69,6 +76,7 @@ def before_step(optimizer, args, kwargs):
         state.parameter_sizes = {p.numel() for p in found}
         note_shards(optimizer)
         state.normalisers = find_normalisers()
+        note_numberings()
         for entry in state.modules.values() if found else ():
             note_tensors(entry, "at first")
     leave_evaluation()
@@ -103,6 +111,12 @@ def after_step(optimizer, args, kwargs):
         return
     state.last_parameters = parameters(optimizer)
     state.steps, state.events = state.steps + 1, state.events + 1
+    if state.steps <= RATES:
+        rates = [group.get("lr") for group in optimizer.param_groups[:1]]
+        # A tensor on a GPU would have to be waited for.
+        state.rates += [rate for rate in rates if isinstance(rate, float)]
+        if state.steps == RATES and len({*state.rates}) > 2:
+            note_planned_rates()
     state.optimizer = None
     state.reduced_storages.clear()
     if state.epoch is None:
@@ -159,16 +173,38 @@ def after_schedule(result, values):
     state.schedulers.append((user_line(), values[0]))
 
 
+def note_planned_rates():
+    """Note lists of learning rates that the script reads from, step by step.
+
+    Their first numbers are the rates of the first steps, or in proportion to them.
+    """
+    rates = state.rates
+    for frame in user_frames(sys._getframe(1)):
+        for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
+            # A data set would load a sample, and draw random numbers.
+            array = (
+                type(value).__module__ == "numpy" and getattr(value, "ndim", 0) == 1
+            )
+            if not (array or isinstance(value, list | tuple)) or len(value) < RATES:
+                continue
+            first = [rate for rate in value[:RATES] if isinstance(rate, float)]
+            pairs = [*zip(rates, first, strict=False)]
+            alike = [isclose(a * first[-1], b * rates[-1]) for a, b in pairs]
+            if len(alike) == RATES and all(alike):
+                state.planned.append((user_line(), name, len(value)))
+
+
 def schedules():
     """Return [(line, name, steps that it was made for, steps that it made)]."""
-    found = []
+    found = [(*planned, state.steps) for planned in state.planned]
     for line, scheduler in state.schedulers:
         planned = [getattr(scheduler, name, 0) for name in PLANNED]
         for function in getattr(scheduler, "lr_lambdas", []):
             words = {**getattr(function, "keywords", {})}
+            words |= getattr(getattr(function, "__self__", None), "__dict__", {})
             with suppress(TypeError, ValueError):  # no function, or unset variables
                 words |= inspect.getclosurevars(function).nonlocals
-            planned += [words[name] for name in words if "step" in name]
+            planned += [words[name] for name in words if COUNTS.search(name)]
         for steps in planned:
             if isinstance(steps, int) and steps:
                 name = type(scheduler).__name__

@@ -1,7 +1,8 @@
-"""Numbers in the variables of the script after an evaluation, as rank 0 prints them.
+"""The variables of the script: metrics after an evaluation, and what numbers words.
 
 A metric that each rank computes from its own part has another value on each rank,
 whatever its formula is. All ranks note their variables when the next loop begins.
+Vocabularies and names of classes are noted at the first step.
 """
 
 import re
@@ -9,9 +10,10 @@ import sys
 from collections import deque
 from contextlib import suppress
 from itertools import islice
+from types import FunctionType, ModuleType
 
-import torch
 import torch.distributed as dist
+from torch.nn import Module
 from torch.utils.data import DataLoader
 
 from ddp_checkup.formulas import shows
@@ -25,15 +27,23 @@ MAX_WORDS = 20  # letters before a number that may name it
 # Of other numbers, such as times and memory, each rank has its own.
 METRICS = (
     "acc|top|hit|err|m?iou|dice|score|psnr|ssim|recall|prec|f1|m?auc|m?ap|bleu|[wc]er|"
-    "ppl|mrr|ndcg|r?mse|mae|corr|fid|kappa|mcc|epe|pck|r2"
+    "eer|min_?dcf|ppl|mrr|ndcg|r?mse|mae|corr|fid|kappa|mcc|epe|pck|r2"
 )
 METRIC = re.compile(rf"(?<![a-z])({METRICS})|loss|metric|perplex", re.IGNORECASE)
+# A list of one of these names numbers what is in it; others may be in any order.
+NUMBERED = re.compile(
+    "vocab|itos|words|classes|labels|categories|(class|label)_?names"
+)
+MAX_NUMBERED = 2000  # entries of what is compared
+MAX_OBJECTS = 2000  # looked at for what numbers words
 MEASURED = re.compile(r"time|sec|\bms\b|speed|/s|per_s|[mg]i?b\b", re.IGNORECASE)
 
 
 def reset():
     record.moments = {}  # by number of loops begun: {variable: number}
     record.shown = {}  # by the same: {variable: (line, text) that this rank printed}
+    # By variable: {word or name: its number}, of dicts and lists that number strings
+    record.numberings = {}
     state.texts = []  # numbers that were printed since the last moment
 
 
@@ -62,7 +72,7 @@ def parts_of(value):
     if isinstance(value, list | tuple | deque):
         last = range(-min(len(value), MAX_PARTS), 0)
         return [(f"[{i}]", value[i]) for i in last]
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, Module):
         return []
     attributes = getattr(value, "__dict__", {})
     return [(f".{name}", each) for name, each in attributes.items()]
@@ -80,7 +90,10 @@ def all_numbers(frame):
 def note_moment():
     """Note the variables after an evaluation that this rank has read to its end."""
     loop = record.epochs[-1] if record.epochs else None
-    if loop and loop.exhausted and not loop.steps and loop.first == loop.last:
+    evaluated = (
+        loop and loop.exhausted and not loop.steps and loop.first == loop.last
+    )
+    if evaluated or 0 < state.steps == state.evaluated_at:
         number = state.begun.total()
         if number not in record.moments and len(record.moments) < MAX_MOMENTS:
             found = dict(islice(all_numbers(sys._getframe(1)), MAX_NUMBERS))
@@ -93,6 +106,40 @@ def note_moment():
                 and (shows(text, value) or shows(text, 100 * value))
             }
     state.texts.clear()
+
+
+def numbering(name, value):
+    """Return {string: its number} if a dict or a list numbers strings, or {}."""
+    if isinstance(value, list | tuple) and NUMBERED.search(name.lower()):
+        value = {key: number for number, key in enumerate(value)}
+    if not isinstance(value, dict) or not 2 < len(value) <= MAX_NUMBERED:
+        return {}
+    strings = all(isinstance(key, str) for key in value)
+    numbers = sorted(value.values()) if strings else []
+    # Options, such as {"rank": 1, "epochs": 10}, do not follow one another.
+    first = numbers[0] if numbers and type(numbers[0]) is int else None
+    in_order = first is not None and numbers == [*range(first, first + len(value))]
+    return dict(value) if in_order else {}
+
+
+def note_numberings():
+    """Note what numbers strings in the script's variables and their attributes."""
+    left, seen = deque(), set()
+    for frame in user_frames(sys._getframe(1)):
+        name = frame.f_code.co_name
+        left += [(f"{name}: {k}", v, 4) for k, v in [*frame.f_locals.items()]]
+        left += [(k, v, 2) for k, v in [*frame.f_globals.items()]]
+    while left and len(seen) < MAX_OBJECTS:
+        name, value, depth = left.popleft()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        with suppress(Exception):  # what has keys that cannot be compared
+            if found := numbering(name, value):
+                record.numberings.setdefault(name, found)
+        attributes = getattr(value, "__dict__", {})
+        if depth and isinstance(attributes, dict) and not isinstance(value, Module):
+            left += [(f"{name}.{k}", v, depth - 1) for k, v in [*attributes.items()]]
 
 
 def install():
