@@ -498,7 +498,7 @@ def test_folders_by_each_ranks_clock(name, expected, tmp_path):
 
 @pytest.mark.slow
 def test_a_folder_that_only_rank_0_makes(tmp_path):
-    lines = "dist.barrier()\nif rank == 0: os.mkdir('results')\n"
+    lines = "dist.barrier()\nif rank == 0: time.sleep(2); os.mkdir('results')\n"
     lines += "else: torch.save(torch.ones(4), 'results/own.pt')\ntime.sleep(9)\n"
     states, output, status = check(f"import time\n{START}{lines}", tmp_path)
     assert (states["files"], status) == ("error", 1), output
