@@ -86,7 +86,7 @@ PAIRS = [
     (f"{INTRO}/single.py", f"{BEYOND}/context_parallel.py",
      "CP", 29, "One GPU → context parallelism"),
     (f"{INTRO}/single.py", f"{BEYOND}/pipeline.py",
-     "PP", 32, "One GPU → pipeline parallelism"),
+     "PP", 33, "One GPU → pipeline parallelism"),
     (f"{INTRO}/ddp.py", f"{BEYOND}/experts.py",
      "EP", 16, "DDP → experts on different GPUs"),
     (f"{KERAS}/single.py", f"{KERAS}/mirrored_strategy.py",
