@@ -68,9 +68,10 @@ def measure_waiting(args, device):
     ]
     schedule = make_schedule(stages, cross_entropy, args)
     sequences = random_sequences(args.sequences, args.length)
-    tokens = sequences.images.contiguous().to(device)  # 2.11 checks strides
+    # PyTorch 2.11's stages refuse a view whose strides are not a new tensor's.
+    tokens = sequences.images.contiguous().to(device)
     targets = sequences.labels.to(device).flatten()
-    inputs = [tokens] if rank == 0 else []  # for the first stage
+    inputs = [tokens] if rank == 0 else []  # the others get what is sent
     waiting = []
     for _ in range(STEPS):
         for stage in stages:

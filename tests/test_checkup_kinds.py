@@ -460,6 +460,11 @@ def test_a_file_that_is_not_there_yet(tmp_path):
     states, output, _ = check(START + lines, tmp_path)
     assert states["files"] == "warning", output
     assert "rank 1 reads cache.pt, which rank 0 writes" in output
+    # A file that all ranks miss is none of the checkup's business.
+    (tmp_path / "script.py").unlink()
+    _, output, status = check(START + "open('nothing')", tmp_path)
+    assert status == 1 and "FileNotFoundError" in output
+    assert "Checkup of" not in output
 
 
 @pytest.mark.slow
@@ -488,11 +493,14 @@ os.remove("old.pt")
         ("20261127-19{rank}000-123", "warning"),
         ("20261127-{chr(97 + rank)}", "warning"),
         ("rank_000{rank}", "not seen"),
+        # Two at one line, on all ranks
+        ("a', exist_ok=True); os.makedirs('run/b", "not seen"),
     ],
 )
 def test_folders_by_each_ranks_clock(name, expected, tmp_path):
-    lines = f"model = DDP(nn.Linear(8, 4))\nos.makedirs(f'run/{name}')\n{TRAIN}"
-    states, output, _ = check(START + lines, tmp_path)
+    make = f"os.makedirs(f'run/{name}', exist_ok=True)\n"
+    script = f"{START}model = DDP(nn.Linear(8, 4))\n{make}{TRAIN}"
+    states, output, _ = check(script, tmp_path)
     assert states["files"] == expected, output
 
 

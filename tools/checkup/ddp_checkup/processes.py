@@ -30,7 +30,7 @@ from ddp_checkup.record import (
 
 TORCHRUN = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 
-WRITES_SOON = 5  # seconds
+WRITES_SOON = 5  # seconds that a missing file is waited for
 
 
 class NeedsRanks(BaseException):
@@ -148,12 +148,15 @@ def compare_addresses(name, values):
 
 def all_fail():
     """Return whether all ranks fail; else another may soon write a missing file."""
-    state.store.set(f"fails{state.rank}", "")
     keys = [f"fails{rank}" for rank in range(state.world)]
     deadline = time.monotonic() + WRITES_SOON
-    while not state.store.check(keys) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return state.store.check(keys)
+    with suppress(dist.DistError):  # the process with the store has ended
+        state.store.set(f"fails{state.rank}", "")
+        while not state.store.check(keys):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+    return True
 
 
 def join_group(options, result, values):

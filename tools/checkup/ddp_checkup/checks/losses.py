@@ -19,9 +19,7 @@ def gathered(ranks):
         text = "to backward() all gathered tensors are constants, the rank's own too"
         return found(f"{line}: {text}")
     for line in (r.constant for r in ranks if r.constant):
-        text = (
-            "what is gathered has no gradient, and a part of the loss is a constant"
-        )
+        text = "gathered tensors and a part of the loss have no gradient"
         return found(f"{line}: {text}")
     for line, labels in ranks[0].contrasts.items():
         alike = all(r.contrasts.get(line) == labels for r in ranks)
@@ -31,10 +29,8 @@ def gathered(ranks):
             fix = "Add rank * batch_size to the labels."
             return found(f"{line}: {text}", fix=fix)
     for line in (r.own_rows for r in ranks if r.own_rows):
-        text = (
-            "each rank's loss is of its own rows, and what the other ranks' losses"
-        )
-        text += " owe to its tensor has no gradient"
+        text = "each rank's loss is of its own rows, and its tensor gets no gradient"
+        text += " from the other ranks' losses"
         fix = "Use torch.distributed.nn.functional.all_gather(), or compute the loss"
         return found(f"{line}: {text}", fix=f"{fix} of all rows on each rank.")
     none = "all_gather() was not called before a loss"
@@ -103,18 +99,13 @@ def loss_count(ranks):
         return unseen("no loss was divided by a count")
     if 2 * len(twice) > seen:
         line, of_all = twice[0]
-        text = (
-            f"each rank divides its loss by the count of all ranks ({of_all[0]:.0f})"
-        )
+        text = f"{line}: each rank divides its loss by the count of all ranks"
+        text += f" ({of_all[0]:.0f}), and DDP divides by the world size again"
         fix = "Multiply by the world size, or divide by the mean count of the ranks."
-        return found(
-            f"{line}: {text}, and DDP divides by the world size again", fix=fix
-        )
+        return found(text, fix=fix)
     if 2 * len(apart) < seen:
         return OK
     line, of_all = apart[0]
     counts = ", ".join(f"{n:.0f}" for n in of_all)
-    text = (
-        f"each rank divides its loss by its own count ({counts}), and DDP averages"
-    )
-    return found(f"{line}: {text} these means, whatever their counts")
+    text = f"{line}: each rank divides its loss by its own count ({counts}), and DDP"
+    return found(f"{text} averages these means, whatever their counts")

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -87,18 +87,21 @@ def own_folders(ranks):
     Names with the ranks' numbers are meant so, and temporary folders are as well.
     """
     for r in ranks[1:]:
-        mine, theirs = ranks[0].folders.items(), r.folders.items()
-        for (one, line), (two, its_line) in product(mine, theirs):
-            alike = line == its_line and Path(one).parent == Path(two).parent
-            if not alike or one == two or str(Path(one).parent) == gettempdir():
-                continue
+        mine, theirs = (
+            {
+                (line, Path(path).parent): path
+                for path, line in made.items()
+                if path not in others
+            }
+            for made, others in permutations([ranks[0].folders, r.folders])
+        )
+        for line, parent in mine.keys() & theirs.keys():
+            one, two = mine[line, parent], theirs[line, parent]
             by_number = re.sub(r"\d+", "", one) == re.sub(r"\d+", "", two)
             by_clock = CLOCK.sub("", one) == CLOCK.sub("", two)
-            if by_clock or not by_number:
-                text = (
-                    f"{line}: ranks 0 and {r.rank} make folders of different names"
-                )
-                text += f", {Path(one).name} and {Path(two).name}"
+            if str(parent) != gettempdir() and (by_clock or not by_number):
+                text = f"{line}: rank 0 makes the folder {Path(one).name}, and rank "
+                text += f"{r.rank} makes {Path(two).name}"
                 fix = "Broadcast rank 0's name by dist.broadcast_object_list()."
                 return found(text, "warning", fix)
     return None

@@ -17,18 +17,15 @@ from torch.distributed import fsdp
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.tensor import DTensor, _dispatch, parallel
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_checkup.hooks.loaders import (
-    MAX_BATCHES,
     leave_evaluation,
-    next_label,
     note_inputs,
 )
 from ddp_checkup.hooks.losses import note_gather, note_graph
+from ddp_checkup.hooks.modules import note_overwritten
 from ddp_checkup.hooks.shared import (
-    checksums,
     file_of_caller,
     keep_out_of_graphs,
     set_record,
@@ -54,7 +51,6 @@ def reset():
     record.join = record.parallel = record.drawn_alike = False
     record.unused = None  # where DDP missed gradients; None: no DDP
     record.uncalled = {}  # by id: lines where DDP models were made
-    record.overwritten = {}  # by label: (line, names, checksums) of buffers
     record.moved = Counter()  # by step: elements of weights reduced or gathered then
     record.losses = []  # numbers whose backward pass was made
     record.sums, state.summed = [], {}  # each a Sum; by line: the last tensor
@@ -258,25 +254,6 @@ def before_forward(name, values):
     if buffers or (training and ddp.require_backward_grad_sync):
         what = f"a DDP forward with{'' if training else 'out'} gradients"
         check_collective_order(what, members(ddp.process_group))
-
-
-def note_overwritten(ddp):
-    """Record the buffers that DDP is about to overwrite by rank 0's.
-
-    Statistics of a BatchNorm are meant so: each rank's are as good as another's.
-    """
-    if state.steps >= MAX_BATCHES:
-        return
-    named = {}
-    for name, module in ddp.module.named_modules():
-        if not isinstance(module, _NormBase):
-            for own, buffer in module.named_buffers(recurse=False):
-                if own not in module._non_persistent_buffers_set:
-                    named[f"{name}.{own}".strip(".")] = buffer
-    if named:
-        label = next_label(state.epoch)
-        sums = checksums(named.values())
-        record.overwritten.setdefault(label, (user_line(), [*named], sums))
 
 
 def after_forward(result, values):

@@ -36,12 +36,9 @@ def reset():
     # By label, for each backward pass: (line, losses so far, parts of the loss); a
     # part is [count by which it was divided, factor, ...]
     record.divisors = {}
-    state.adds_constant = False  # whether a loss has a part without a gradient
     state.given_at = ""  # since the last backward pass: what gathers many numbers
     state.has_gathered = False  # since the last backward pass
-    state.has_own_rows = (
-        False  # whether a loss since then compares own with gathered
-    )
+    state.has_own_rows = False  # whether a loss since then compares own with all
     # Since the last backward pass: (line, whether gradients were enabled, number in
     # autograd's order, node)
     state.gathered_nodes = []
@@ -103,8 +100,8 @@ def note_graph(loss):
     root = loss.grad_fn
     record.scaled |= root is None or not MEANS.match(root.name())
     if root is not None and state.steps < MAX_BATCHES:
-        note_divisors(root)
-        if state.adds_constant and state.given_at:
+        has_constant = note_divisors(root)
+        if has_constant and state.given_at:
             record.constant = record.constant or state.given_at
     if state.gathered_nodes and root is not None:
         record.gathers |= state.has_own_rows
@@ -139,10 +136,10 @@ def note_graph(loss):
 def note_divisors(root):
     """Record the counts that make means of a loss's parts, each with its factors.
 
-    root: the node of autograd that made the loss.
+    root: the node of autograd that made the loss. Return whether a part of the loss
+    has no gradient.
     """
-    found, left, near = [], [(root, [], [])], 0
-    state.adds_constant = False
+    found, left, near, has_constant = [], [(root, [], [])], 0, False
     while left and near < MAX_NEAR:
         # above: what was found on the way from the root
         (node, factors, above), near = left.pop(0), near + 1
@@ -161,13 +158,14 @@ def note_divisors(root):
             above = [*above, found[-1]]
         nodes = [other for other, _ in node.next_functions]
         if not REDUCTIONS.match(name):
-            state.adds_constant |= name.startswith("Add") and None in nodes
+            has_constant |= name.startswith("Add") and None in nodes
             left += [(other, factors, above) for other in nodes if other is not None]
     if found:
         copies = [[t.detach().reshape(()).clone() for t in part] for part in found]
         label = next_label(state.epoch)
         noted = user_line(), len(record.losses), copies
         record.divisors.setdefault(label, []).append(noted)
+    return has_constant
 
 
 def count_of_mean(node, name):
@@ -175,7 +173,8 @@ def count_of_mean(node, name):
 
     None also for a mean of all that it gets: padding is no part of what is counted.
     """
-    if name.startswith("NllLoss") and node._saved_reduction == 1:  # a mean
+    takes_mean = 1  # PyTorch's number for reduction="mean"
+    if name.startswith("NllLoss") and node._saved_reduction == takes_mean:
         return node._saved_total_weight if node._saved_weight is None else None
     before = node.next_functions[0][0] if name.startswith("Mean") else None
     if before is not None and CHOICES.match(before.name()):

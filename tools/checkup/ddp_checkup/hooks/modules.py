@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ddp_checkup.hooks.loaders import MAX_BATCHES, next_label
 from ddp_checkup.hooks.shared import checksums, wrap
 from ddp_checkup.record import is_library, record, state, user_line
 
@@ -23,6 +24,7 @@ def reset():
     state.modules = {}
     record.saved = {}  # by module: the line that saved its state
     record.called = {}  # by module: the line that called it without gradients
+    record.overwritten = {}  # by label: (line, names, checksums) of buffers
     record.loads = 0  # states that were loaded into modules
     record.not_loaded = None  # (line, names) of a module that got no weights
     state.switching = ""
@@ -81,6 +83,25 @@ def note_tensors(entry, line=None):
         record.first[name] = dict(zip(new[2], values, strict=True))
     else:
         record.tensors.setdefault(name, []).append(new)
+
+
+def note_overwritten(ddp):
+    """Record the buffers that DDP is about to overwrite by rank 0's.
+
+    Statistics of a BatchNorm are meant so: each rank's are as good as another's.
+    """
+    if state.steps >= MAX_BATCHES:
+        return
+    named = {}
+    for name, module in ddp.module.named_modules():
+        if not isinstance(module, _NormBase):
+            for own, buffer in module.named_buffers(recurse=False):
+                if own not in module._non_persistent_buffers_set:
+                    named[f"{name}.{own}".strip(".")] = buffer
+    if named:
+        label = next_label(state.epoch)
+        sums = checksums(named.values())
+        record.overwritten.setdefault(label, (user_line(), [*named], sums))
 
 
 def elements(value):

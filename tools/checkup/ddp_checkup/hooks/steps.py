@@ -182,10 +182,8 @@ def note_planned_rates():
     for frame in user_frames(sys._getframe(1)):
         for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
             # A data set would load a sample, and draw random numbers.
-            array = (
-                type(value).__module__ == "numpy" and getattr(value, "ndim", 0) == 1
-            )
-            if not (array or isinstance(value, list | tuple)) or len(value) < RATES:
+            is_array = type(value).__name__ == "ndarray" and value.ndim == 1
+            if not (is_array or isinstance(value, list | tuple)):
                 continue
             first = [rate for rate in value[:RATES] if isinstance(rate, float)]
             pairs = [*zip(rates, first, strict=False)]

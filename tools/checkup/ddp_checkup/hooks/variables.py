@@ -26,8 +26,8 @@ MAX_PARTS = 50  # of a container
 MAX_WORDS = 20  # letters before a number that may name it
 # Of other numbers, such as times and memory, each rank has its own.
 METRICS = (
-    "acc|top|hit|err|m?iou|dice|score|psnr|ssim|recall|prec|f1|m?auc|m?ap|bleu|[wc]er|"
-    "eer|min_?dcf|ppl|mrr|ndcg|r?mse|mae|corr|fid|kappa|mcc|epe|pck|r2"
+    "acc|top|hit|err|m?iou|dice|score|psnr|ssim|recall|prec|f1|m?auc|m?ap|bleu|"
+    "[wc]er|eer|min_?dcf|ppl|mrr|ndcg|r?mse|mae|corr|fid|kappa|mcc|epe|pck|r2"
 )
 METRIC = re.compile(rf"(?<![a-z])({METRICS})|loss|metric|perplex", re.IGNORECASE)
 # A list of one of these names numbers what is in it; others may be in any order.
@@ -90,9 +90,8 @@ def all_numbers(frame):
 def note_moment():
     """Note the variables after an evaluation that this rank has read to its end."""
     loop = record.epochs[-1] if record.epochs else None
-    evaluated = (
-        loop and loop.exhausted and not loop.steps and loop.first == loop.last
-    )
+    trained = not loop or loop.steps or loop.first < loop.last
+    evaluated = not trained and loop.exhausted
     if evaluated or 0 < state.steps == state.evaluated_at:
         number = state.begun.total()
         if number not in record.moments and len(record.moments) < MAX_MOMENTS:
