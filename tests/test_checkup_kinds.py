@@ -161,7 +161,7 @@ for epoch in range(4):
     sampler.set_epoch(epoch)
     model.train()
     for i, (x, y) in enumerate(loader):
-        y[2 + 3 * rank :] = -100
+        y[2 + 4 * rank :] = -100
         count = (y >= 0).sum().float()
         dist.all_reduce(count)
         synchronize = nullcontext if i % 2 else model.no_sync
@@ -234,6 +234,14 @@ def test_kinds_of_bugs(script, bug, old, new, tmp_path):
     assert names(states, "error", "warning", "advice") == {*found}, output
     assert {states[name] for name in found} == {level}, output
     assert status == (level == "error")
+
+
+@pytest.mark.slow
+def test_a_mean_count_of_the_ranks(tmp_path):
+    """DDP's average makes the count of all ranks of it, as in DETR."""
+    script = TOKENS.replace("* world_size / count", "/ (count / world_size)")
+    states, output, status = check(START + script, tmp_path)
+    assert (states["loss-count"], status) == ("ok", 0), output
 
 
 @pytest.mark.slow
