@@ -53,3 +53,11 @@ def test_results_of_a_watched_run_are_marked(folder):
     (folder / "mark.py").write_text(text)
     done = run([*CHECKUP, "-n", "2", "mark.py"], folder)
     assert done.stdout.splitlines().count("1") == 2, done.stdout + done.stderr
+
+
+def test_no_report_of_an_earlier_run_stays(folder):
+    (folder / "rows.json").write_text("{}")
+    (folder / "fails.py").write_text("raise ValueError('its own error')")
+    done = run([*CHECKUP, "-n", "2", "--json", "rows.json", "fails.py"], folder)
+    assert done.returncode == 1 and "its own error" in done.stderr
+    assert not (folder / "rows.json").exists()

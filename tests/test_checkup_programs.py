@@ -128,18 +128,25 @@ def test_a_stranger_installs_it(tmp_path):
     report = re.search("    Checkup of .*?\n\n", readme, re.DOTALL)[0]
     report = textwrap.dedent(report).strip()
     assert report in done.stdout
-    # Its fixture for pytest fails with the report.
+    # Its fixture for pytest fails with the report, or with the script's own error.
     example = (folder / "example.py").read_text()
     fixed = example.replace("3):\n", "3):\n        sampler.set_epoch(epoch)\n")
     (tmp_path / "fixed.py").write_text(fixed)
     (tmp_path / "example.py").write_text(example)
-    test = (
-        'def test_it(checkup):\n    checkup("fixed.py")\n    checkup("example.py")\n'
-    )
-    (tmp_path / "test_it.py").write_text(test)
+    (tmp_path / "fails.py").write_text("raise ValueError('its own error')")
+    (tmp_path / "test_it.py").write_text("""
+def test_it(checkup):
+    checkup("fixed.py")
+    checkup("example.py")
+
+def test_that_fails(checkup):
+    checkup("fails.py")
+""")
     done = run([python, "-m", "pytest", "test_it.py"], tmp_path, OMP_NUM_THREADS="1")
     assert "Failed: error set-epoch" in done.stdout, done.stdout
     assert report in done.stdout, done.stdout
+    assert "ValueError: its own error" in done.stdout, done.stdout
+    assert "JSONDecodeError" not in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,22 @@ def check_options(options, parser):
         parser.error(f"-n {options.ranks}: use 2 or more")
     try:
         options.reference = shlex.split(options.reference or "")
-        if options.json and os.environ.get("RANK", "0") == "0":  # rank 0 writes it
-            open(options.json, "a").close()
     except ValueError as error:
         parser.error(f"--reference: {error}")
-    except OSError as error:
-        parser.error(f"--json: {error}")
     if options.reference and not os.path.isfile(options.reference[0]):
         parser.error(f"--reference: no script {options.reference[0]}")
+    if options.json and os.environ.get("RANK", "0") == "0":  # rank 0 writes it
+        try:
+            remove_report(options.json)
+        except OSError as error:
+            parser.error(f"--json: {error}")
+
+
+def remove_report(path):
+    """Remove an earlier report; raise an OSError if none can be written here."""
+    open(path, "a").close()
+    if os.path.isfile(path) and not os.path.islink(path):  # /dev/stdout may be both
+        os.remove(path)
 
 
 def check_source(parser, path):

@@ -72,6 +72,8 @@ def run(options, main):
     except Exception as error:  # the main thread may wait for ever
         text = traceback.format_exc()
         if isinstance(error, dist.DistError):  # the process with the store ended
+            if state.fails:  # the main thread ends this rank with its own error
+                return
             text = "Checkup: no report, see the other ranks' errors\n"
         sys.__stderr__.write(text)
         EXIT(3)

@@ -113,6 +113,7 @@ def print_error(error):
 
 def fail_rank(error):
     """Report what was seen before an error of the script."""
+    state.fails = True
     note_unused(str(error))
     if not state.store:
         return

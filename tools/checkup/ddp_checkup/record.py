@@ -34,6 +34,7 @@ def reset():
     state.noticed = False  # whether a long wait was told
     state.grouped = False  # whether the script has made a process group
     state.events = 0  # whatever shows that this rank does something
+    state.fails = False  # whether the script has ended with an error
     state.end = ""  # "done", "stopped" (--steps), "failed" or "unseen"
 
 
