@@ -460,14 +460,42 @@ def test_a_folder_that_all_ranks_make(tmp_path):
     assert "because another rank has made results" in output
 
 
+# Rank 0 makes what rank 1 has missed, and goes on.
+TOO_LATE = """
+store = dist.distributed_c10d._get_default_store()
+try:
+    if rank == 0: store.wait(["missed"]); MAKE
+    if rank == 1: USE
+except (OSError, RuntimeError):
+    store.set("missed", "")
+    raise
+time.sleep(8)
+"""
+
+
 @pytest.mark.slow
-def test_a_file_that_is_not_there_yet(tmp_path):
-    """The rank fails before its first step, while rank 0 is about to write."""
-    lines = "if rank == 0: time.sleep(2); torch.save(torch.ones(4), 'cache.pt')"
-    lines = f"{lines}\ntorch.load('cache.pt')\ntime.sleep(5)\n"
-    states, output, _ = check(START + lines, tmp_path)
-    assert states["files"] == "warning", output
-    assert "rank 1 reads cache.pt, which rank 0 writes" in output
+@pytest.mark.parametrize(
+    "make, use, level, text",
+    [
+        (
+            "torch.save(torch.ones(4), 'cache.pt')",
+            "torch.load('cache.pt')",
+            "warning",
+            "rank 1 reads cache.pt, which rank 0 writes",
+        ),
+        (
+            "os.mkdir('results')",
+            "torch.save(torch.ones(4), 'results/own.pt')",
+            "error",
+            "rank 1 fails, because only rank 0 makes the folder results",
+        ),
+    ],
+)
+def test_a_file_that_is_not_there_yet(make, use, level, text, tmp_path):
+    """The rank fails before its first step."""
+    lines = TOO_LATE.replace("MAKE", make).replace("USE", use)
+    states, output, status = check(START + lines, tmp_path)
+    assert (states["files"], status) == (level, 1) and text in output, output
 
 
 @pytest.mark.slow
@@ -523,15 +551,6 @@ def test_folders_by_each_ranks_clock(name, expected, tmp_path):
     script = f"{START}model = DDP(nn.Linear(8, 4))\n{make}{TRAIN}"
     states, output, _ = check(script, tmp_path)
     assert states["files"] == expected, output
-
-
-@pytest.mark.slow
-def test_a_folder_that_only_rank_0_makes(tmp_path):
-    lines = "dist.barrier()\nif rank == 0: time.sleep(2); os.mkdir('results')\n"
-    lines += "else: torch.save(torch.ones(4), 'results/own.pt')\ntime.sleep(9)\n"
-    states, output, status = check(f"import time\n{START}{lines}", tmp_path)
-    assert (states["files"], status) == ("error", 1), output
-    assert "rank 1 fails, because only rank 0 makes the folder results" in output
 
 
 @pytest.mark.slow
