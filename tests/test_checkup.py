@@ -16,7 +16,8 @@ from fork_ranks import Run
 def read_report(folder):
     """Return {name of a check: its state}."""
     file = folder / "rows.json"
-    rows = json.loads(file.read_text())["checks"] if file.exists() else []
+    text = file.read_text() if file.exists() else ""
+    rows = json.loads(text)["checks"] if text else []
     return {row["name"]: row["state"] for row in rows}
 
 

@@ -82,16 +82,9 @@ def check_options(options, parser):
         parser.error(f"--reference: no script {options.reference[0]}")
     if options.json and os.environ.get("RANK", "0") == "0":  # rank 0 writes it
         try:
-            remove_report(options.json)
+            open(options.json, "w").close()  # no report of an earlier run stays
         except OSError as error:
             parser.error(f"--json: {error}")
-
-
-def remove_report(path):
-    """Remove an earlier report; raise an OSError if none can be written here."""
-    open(path, "a").close()
-    if os.path.isfile(path) and not os.path.islink(path):  # /dev/stdout may be both
-        os.remove(path)
 
 
 def check_source(parser, path):
