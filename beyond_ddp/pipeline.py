@@ -32,10 +32,10 @@ def train(model, batches, optimizer, device):
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True).flatten()
         inputs = [tokens] if dist.get_rank() == 0 else []  # PP: for the first stage
-        logits = model(*inputs, target=targets, losses=loss)  # PP: forward, backward
+        # PP: the schedule runs all forward and backward passes
+        logits = model(*inputs, target=targets, losses=loss)
         if loss:  # PP: this GPU has the last stage
             sums += batch_sums(sum(loss) / len(loss), logits.argmax(1) == targets)
-        # PP: loss.backward() is not needed, as the schedule has called it
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(sums)  # PP: only the last rank has sums; others add zeros

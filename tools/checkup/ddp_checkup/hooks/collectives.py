@@ -19,10 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.tensor import DTensor, _dispatch, parallel
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddp_checkup.hooks.loaders import (
-    leave_evaluation,
-    note_inputs,
-)
+from ddp_checkup.hooks.loaders import leave_evaluation, note_inputs
 from ddp_checkup.hooks.losses import note_gather, note_graph
 from ddp_checkup.hooks.modules import note_overwritten
 from ddp_checkup.hooks.shared import (
