@@ -517,6 +517,23 @@ open(f"nothing{rank}")
 
 
 @pytest.mark.slow
+def test_an_error_after_rank_0_was_killed(tmp_path):
+    """A rank says its own error alone, and none about the store that it has lost."""
+    lines = f"""
+sleep = time.sleep
+if rank == 1: time.sleep = lambda seconds: sleep(4)
+model = DDP(nn.Linear(8, 4))
+{TRAIN}
+sleep(1 + rank)
+if rank == 0: os.kill(os.getpid(), 9)
+raise ValueError("its own error")
+"""
+    _, output, status = check(START + lines, tmp_path)
+    assert status == 1 and "ValueError: its own error" in output, output
+    assert "DistNetworkError" not in output, output
+
+
+@pytest.mark.slow
 def test_a_file_that_all_ranks_remove(tmp_path):
     lines = """
 model = DDP(nn.Linear(8, 4))
