@@ -49,7 +49,12 @@ if __name__ == "__main__":
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             status = 128 - status  # as a shell does
         os._exit(status)  # before srun's SIGTERM to all nodes changes it
-    except SignalException as error:  # Ctrl-C, or the terminal was closed
+    except SignalException as error:
+        if error.sigval == signal.SIGTERM:
+            # Whoever sent it says why. srun sends it to all nodes if a rank fails,
+            # and the job gets the highest status, which must be that rank's.
+            os._exit(1)
+        # Ctrl-C, or the terminal was closed
         name = signal.Signals(error.sigval).name
         print(f"Stopped: {error} ({name})", file=sys.stderr)
         os._exit(128 + error.sigval)

@@ -31,9 +31,12 @@ me = [socket.gethostname(), *map(os.environ.get, names)]
 sys.stdout.write(" ".join(me) + "\\n")
 """
 MISTAKE = """
+import os, sys, time
 from common.errors import UserError, run
 def main():
-    raise UserError("a mistake: type this")
+    if os.environ.get("RANK", "0") in sys.argv:
+        raise UserError("a mistake: type this")
+    time.sleep(600)
 run(main)
 """
 
@@ -194,10 +197,16 @@ def test_the_nodes_wait_for_a_late_first_one(sbatch, exercise, tmp_path):
 
 def test_a_user_error_prints_one_line(sbatch, exercise):
     (exercise / "mistake.py").write_text(MISTAKE)
-    for run_script in ("run.sh", "run-2nodes.sh"):
-        output = ends_as(sbatch(exercise, run_script, "mistake.py"), "FAILED", 2)
-        lines = output.splitlines()  # at most one of each rank
-        assert {*lines} == {"Error: a mistake: type this"} and len(lines) <= 4
+    for run_script, ranks in (
+        ("run.sh", "0"),
+        ("run-2nodes.sh", "0123"),
+        ("run-2nodes.sh", "0"),
+        ("run-2nodes.sh", "3"),
+    ):
+        job = sbatch(exercise, run_script, "mistake.py", *ranks)
+        lines = ends_as(job, "FAILED", 2).splitlines()  # at most one of each rank
+        assert {*lines} == {"Error: a mistake: type this"}, (run_script, ranks)
+        assert len(lines) <= len(ranks)
 
 
 def test_scancel_ends_all_processes(sbatch, exercise):
