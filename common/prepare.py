@@ -36,8 +36,8 @@ def prepare(source, target, splits, size):
     """Save target/SPLIT.pt from the images in source/SPLIT/CLASS/, on several cores.
 
     They are resized to size x size pixels, and sorted by class, then by name. Labels
-    are 0, 1, ... in the order of the classes' names. A split must fit into memory
-    twice. Raises FileNotFoundError if a split or the images of a class are missing,
+    are 0, 1, ... in the order of the classes' names. A split must fit into memory.
+    Raises FileNotFoundError if a split or the images of a class are missing,
     and Pillow's error, which names the file, if one is damaged.
     """
     read = partial(read_photo, size=size)
@@ -45,10 +45,15 @@ def prepare(source, target, splits, size):
         photos = ImageFolder(source / split, loader=read)
         # At most 16: others use a login node too.
         workers = min(16, len(os.sched_getaffinity(0)))
-        loader = DataLoader(photos, batch_size=64, num_workers=workers)
-        batches = tqdm(loader, split, leave=False, disable=None)
-        images, labels = zip(*batches, strict=True)
-        save_split(target, split, torch.cat(images), torch.cat(labels))
+        loader = DataLoader(photos, batch_size=16, num_workers=workers)
+        images = torch.empty(len(photos), 3, size, size, dtype=torch.uint8)
+        done = 0
+        for batch, _ in tqdm(loader, split, leave=False, disable=None):
+            # Copied at once: until it is freed, a worker's batch occupies open files
+            # and shared memory, of which many machines and containers have little.
+            images[done : done + len(batch)] = batch
+            done += len(batch)
+        save_split(target, split, images, torch.tensor(photos.targets))
 
 
 def read_photo(file, size):

@@ -178,6 +178,25 @@ def test_each_split_is_one_file_that_processes_share(source, target):
         load_prepared("set", *SPLITS)
 
 
+def test_few_files_are_open_while_images_are_prepared(tmp_path, monkeypatch):
+    """A batch of a worker holds some, and real data have thousands of batches."""
+    for i in range(1920):
+        file = tmp_path / "images/train/a" / f"{i:04}.bmp"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (i % 256, i // 256, 0)).save(file)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        prepare.prepare(tmp_path / "images", tmp_path / "new", ["train"], 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    images = torch.load(tmp_path / "new/train.pt")["images"]
+    found = images[:, 1, 4, 4].int() * 256 + images[:, 0, 4, 4]
+    assert found.tolist() == [*range(1920)]
+
+
 def test_other_files_than_prepared_data_are_refused(target):
     images, labels = torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4)
     file, whole = target / "train.pt", {"images": images, "labels": labels}
@@ -252,7 +271,9 @@ def test_synthetic_data_are_reproducible(exercise, sample, tmp_path, capsys):
     kill_at_second_save(again)
     again()
     again()  # they are there
-    assert capsys.readouterr().out.count(f"Making {tmp_path / name}") == 1
+    printed = capsys.readouterr().out
+    assert printed.count(f"Making {tmp_path / name}") == 1
+    assert "delete it to make it with another --scale" in printed
     for split in SETS[exercise].SPLITS:
         new, old = (torch.load(f / name / f"{split}.pt") for f in (tmp_path, sample))
         assert all(torch.equal(new[key], old[key]) for key in old)
