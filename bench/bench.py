@@ -40,7 +40,7 @@ def result_file():
     if torch.accelerator.device_count():
         name = torch.get_device_module().get_device_name(0)
     else:
-        name = torch.cpu.get_capabilities()["cpu_name"]
+        name = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "CPU")
         name += f" {torch.backends.cpu.get_cpu_capability()}"
     return BENCH / f"results/{re.sub('[^A-Za-z0-9]+', '-', name).strip('-')}.json"
 

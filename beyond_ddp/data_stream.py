@@ -33,7 +33,8 @@ class ShardStream(IterableDataset):
         if len(self.files) % readers:
             raise UserError(
                 f"{readers} readers (ranks times --workers) cannot share "
-                f"{len(self.files)} shards equally: use other --workers"
+                f"{len(self.files)} shards equally: use other --workers, or run "
+                f"`python write_shards.py --shards {readers}`"
             )
         self.per_file = (sizes.pop() - 1) // length  # sequences
         most = self.per_file // batch_size * len(self.files) * batch_size

@@ -43,7 +43,9 @@ class TrainingState:
         content |= {"epoch": self.epoch, "best_accuracy": self.best_accuracy}
         if get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            part, link = self.folder / "checkpoint.part", self.folder / "link"
+            part = self.folder / "checkpoint.part"
+            # Not in the folder: logs may be a link to another disk.
+            link = Path(f"{self.folder.name}.part")
             for name in names:
                 # torch.save(path) would hide a full disk.
                 with part.open("wb") as stream:

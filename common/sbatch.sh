@@ -29,7 +29,7 @@ sbatch() {
                 "long: Ctrl-C stops it" >&2
         fi
     fi
-    if [[ $options =~ ' --'(gpus-per-node|gres)[=\ ]([a-z0-9]+:)*([0-9]+) ]]; then
+    if [[ $options =~ ' --'(gpus-per-node|gres)[=\ ]([A-Za-z0-9_]+:)*([0-9]+) ]]; then
         gpus=${BASH_REMATCH[3]}
     fi
     if [[ $options =~ ' -'(N ?|-nodes[=\ ])([0-9]+) ]]; then

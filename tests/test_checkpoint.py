@@ -134,6 +134,18 @@ def test_the_best_model_is_kept_after_a_kill_at_any_moment(tmp_path, monkeypatch
     assert all(equal(content, best[0]) for content in best)
 
 
+def test_checkpoints_where_logs_is_a_link_to_another_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if os.stat(other).st_dev == os.stat(tmp_path).st_dev:
+            pytest.skip("/dev/shm is on the same disk")
+        Path("logs").symlink_to(other)
+        SmallRun("logs/run").save(1, 50.0)
+        for file in (FILE, state.BEST):
+            assert load(Path(), file)["epoch"] == 1
+    assert {*os.listdir()} == {"logs", FILE, state.BEST}
+
+
 def test_a_checkpoint_that_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, value in (("arch", "resnet50"), ("epochs", 1), ("lr", 1), ("seed", 2)):

@@ -122,7 +122,7 @@ TYPED = {  # and what the run script gets: GPUS, NODES, arguments
     "GPUS=5 NODES=6 sbatch job.sh x.py -N2": "<5><6><x.py><-N2>",
     "sbatch --gpus-per-node a100:4 -N 3 --wait job.sh": "<4><3>",
     "sbatch --nodes=2 --gres=gpu:4 --output log.txt --mem 1.5G job.sh": "<4><2>",
-    "sbatch -W --gres gpu:a100:8 job.sh 'a  b' \"c'd\" '*'": "<8><><a  b><c'd><*>",
+    "sbatch -W --gres gpu:A100:8 job.sh 'a  b' \"c'd\" '*'": "<8><><a  b><c'd><*>",
 }
 
 
