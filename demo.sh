@@ -27,6 +27,8 @@ fi
 if ((gpus < 2)); then
     export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
 fi
+unset SLURM_GPUS_ON_NODE # also in a job with another number of GPUs
+export GPUS=2
 train run.sh pytorch_dvc_cnn_pretrained.py
 train run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py
 tail -n $runs logs/results.jsonl | "${PYTHON[@]}" ../tools/compare.py /dev/stdin

@@ -83,7 +83,7 @@ def main(args):
     model = nn.Sequential(
         nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
     ).to(device)
-    ddp_model = DDP(model, device_ids=[local_rank] if use_cuda else None)
+    ddp_model = DDP(model, device_ids=[device] if use_cuda else None)
     loss_fn = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
