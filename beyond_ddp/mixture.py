@@ -37,8 +37,9 @@ class Mixture(nn.Module):
 
         # How many tokens each rank has for each expert (ranks, experts).
         own = one_hot(choice, num_experts).sum(0, keepdim=True)
-        counts = own.new_empty(dist.get_world_size(), num_experts)
-        dist.all_gather_into_tensor(counts, own)
+        counts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(counts, own)
+        counts = torch.cat(counts)
         share = counts.sum(0) / counts.sum()  # of each expert, in all ranks' tokens
         self.balance = num_experts * share @ probabilities.mean(0)
 

@@ -10,8 +10,8 @@ from ddp_checkup.checks.verdicts import OK, check, found, unseen
 @check(
     "what the ranks gather for the loss has a gradient",
     seen="the graph of autograd from the loss to what was gathered, and the labels",
-    fix="Use torch.distributed.nn.functional.all_gather(), or put this rank's own "
-    "tensor back in its place among the gathered ones.",
+    fix="Put this rank's own tensor back in its place among the gathered ones, or "
+    "use torch.distributed.nn.functional.all_gather().",
     level="warning",
 )
 def gathered(ranks):
@@ -31,8 +31,9 @@ def gathered(ranks):
     for line in (r.own_rows for r in ranks if r.own_rows):
         text = "each rank's loss is of its own rows, and its tensor gets no gradient"
         text += " from the other ranks' losses"
-        fix = "Use torch.distributed.nn.functional.all_gather(), or compute the loss"
-        return found(f"{line}: {text}", fix=f"{fix} of all rows on each rank.")
+        fix = "Compute the loss of all rows on each rank, or use"
+        fix += " torch.distributed.nn.functional.all_gather()."
+        return found(f"{line}: {text}", fix=fix)
     none = "all_gather() was not called before a loss"
     return OK if any(r.gathers for r in ranks) else unseen(none)
 

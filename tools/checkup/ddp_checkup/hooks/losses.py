@@ -10,7 +10,12 @@ from ddp_checkup.hooks.shared import checksums, contents, tensors_of, wrap
 from ddp_checkup.record import record, state, user_line
 
 # Collectives that gather a tensor: which argument that is
-GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
+GATHERS = {
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,  # before PyTorch 2.14
+    "all_gather_single": 1,
+    "gather": 0,
+}
 MIN_GATHERED = 64  # elements of a tensor that is compared: no few numbers
 # Nodes of autograd that make a mean: a loss that is multiplied then has another one
 MEANS = re.compile("(Mse|Nll|SmoothL1|L1|Huber|BinaryCrossEntropy|Mean)\\w*Backward")
