@@ -25,8 +25,7 @@ STEPS = 5
 def train(script, arch, batch_size, device, dtype):
     """Return images/s and peak memory in bytes of a few steps on one batch.
 
-    Two steps before them warm up: cuDNN then tries its algorithms, and some of them
-    need much memory.
+    Two steps before them warm up: a GPU then loads its libraries and kernels.
     """
     autocast = {"dtype": dtype} if dtype else {}  # cinic.py has none
     model = script.Classifier(arch, **autocast)

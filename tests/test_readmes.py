@@ -23,6 +23,7 @@ README = "README.md"
 DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
 DOCS.remove("docs/GLOSSARY.md")  # has no commands
 DOCS += [f"{folder}/{README}" for folder in ("bench", "tools", "tools/predict")]
+TOOLS = "docs/SPEEDUP.md", "tools/README.md", "tools/predict/README.md"
 PAGES = [
     str(page.relative_to(REPOSITORY))
     for folder in EXERCISES
@@ -86,7 +87,7 @@ def test_commands_are_marked(file):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("file", [README, "docs/SPEEDUP.md", *PAGES])
+@pytest.mark.parametrize("file", [README, *TOOLS, *PAGES])
 def test_commands_work_as_typed(file, sample, tmp_path):
     """In one shell, but with less data and fewer epochs than a reader has."""
     if not (REPOSITORY / ".venv-tensorflow").exists() and "intro" in file:
@@ -94,13 +95,16 @@ def test_commands_work_as_typed(file, sample, tmp_path):
     copy = copy_checkout(tmp_path / "repository")
     # What sample_data.py would make, a tenth of it. CINIC's first runs are stopped
     # within an epoch, and take it all.
-    keep = shutil.ignore_patterns("CINIC")
-    shutil.copytree(sample, copy / "data/sample", dirs_exist_ok=True, ignore=keep)
+    if file not in TOOLS:  # their model's data is random
+        keep = shutil.ignore_patterns("CINIC")
+        shutil.copytree(
+            sample, copy / "data/sample", dirs_exist_ok=True, ignore=keep
+        )
     # CINIC's first run is stopped while it trains, and so needs all its epochs.
     first = "source common/env.sh"
     if "cinic" in file:
         first = "sbatch run.sh cinic.py $SMALL --resume"
-    random_data = file.startswith(("dp_ddp_intro", "beyond_ddp", "docs/"))
+    random_data = file.startswith(("dp_ddp_intro", "beyond_ddp", "docs/", "tools/"))
     less = "--epochs 1" + " --sequences 128" * random_data
     if "cifar" in file:  # a trace takes eight steps
         less += " --batch-size 8"
