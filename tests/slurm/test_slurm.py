@@ -298,8 +298,8 @@ LATER=1 sbatch run-2nodes.sh shows.py
 sbatch --gpus-per-node=9 run-2gpus.sh shows.py
 FROM=$(ls slurm-*.out | wc -l)
 sbatch run.sh shows.py --resume $FROM
-sbatch run.sh mistake.py
-sbatch run.sh mistake.py  # 10 s, status 2
+sbatch run.sh mistake.py 0
+sbatch run.sh mistake.py 0  # 10 s, status 2
 ```
 """
 
