@@ -180,9 +180,11 @@ for epoch in range(4):
     if rank == 0: print(f"eer {100 * eer:.4f}")
 dist.destroy_process_group()
 """
-CONSTANT = "gathered = [torch.empty(64) for _ in range(world_size)]\n            "
-CONSTANT += "dist.all_gather(gathered, features.detach().flatten())\n            "
-CONSTANT += "penalty = torch.cat(gathered).square().mean()"
+CONSTANT = """gathered = torch.empty(64 * world_size)
+            name = "all_gather_single"  # in PyTorch 2.14 and later
+            name = name if hasattr(dist, name) else "all_gather_into_tensor"
+            getattr(dist, name)(gathered, features.detach().flatten())
+            penalty = gathered.square().mean()"""
 BUGS_OF_TOKENS = {
     "loss-count warning": ("        dist.all_reduce(count)\n", ""),
     "loss-count warning, a mean": (
