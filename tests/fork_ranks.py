@@ -10,7 +10,7 @@ import random
 import runpy
 import socket
 import sys
-from contextlib import suppress
+from collections import deque
 from multiprocessing import forkserver, get_context, set_start_method
 from pathlib import Path
 from unittest.mock import patch as mock
@@ -26,6 +26,7 @@ PRELOADED += ["torch.distributed.tensor.parallel", "torch.utils.tensorboard"]
 PRELOADED += ["line_profiler"]
 # These as well where the tests have imported them.
 OURS = {"conftest", "record_rank", "record_script"}
+PORTS = deque(maxlen=100)  # sockets that keep the last ports of free_port()
 
 
 @functools.cache
@@ -44,12 +45,19 @@ def free_port():
     """Return a free port.
 
     Below 32768: those above the system also gives to each connection that begins,
-    and other tests begin many.
+    and other tests begin many. The port stays bound, so that no other process finds
+    it free before a store listens there, which SO_REUSEADDR allows.
     """
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
-        with suppress(OSError), socket.socket() as free:
-            free.bind(("localhost", port))
+        bound = socket.socket()
+        try:
+            bound.bind(("localhost", port))
+        except OSError:
+            bound.close()
+        else:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            PORTS.append(bound)
             return str(port)
 
 
@@ -76,16 +84,26 @@ class Run:
     target = staticmethod(run_script)
 
     def __init__(
-        self, folder, data, script, *options, ranks=0, per_node=0, patch=None, **env
+        self,
+        folder,
+        data,
+        script,
+        *options,
+        ranks=0,
+        per_node=0,
+        port=None,
+        patch=None,
+        **env,
     ):
         """folder: where it runs; script: its path, or that within the repository.
 
-        per_node: how many of the ranks play a node; by default all. patch: called
-        with the script's module and the rank before main().
+        per_node: how many of the ranks play a node; by default all. port: where they
+        meet; by default a free one. patch: called with the script's module and the
+        rank before main().
         """
         self.folder, self.processes = folder, []
         env["DATADIR"] = str(data)
-        per_node, port = per_node or ranks, free_port()
+        per_node, port = per_node or ranks, port or free_port()
         for rank in range(max(1, ranks)):
             (folder / f"{rank}.out").unlink(missing_ok=True)
             if ranks:

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-import time
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -42,12 +41,16 @@ def test_a_failure_keeps_the_other_results(tmp_path):
     assert [len(part["rows"]) for part in parts] == [14, 6]  # none of MNIST
 
 
-def test_the_ceiling_repeats_one_batch_and_the_first_turn_does_not_count():
+def test_the_ceiling_repeats_one_batch_and_the_first_turn_does_not_count(
+    monkeypatch,
+):
     seen, data = [], InMemoryDataset(torch.arange(99), torch.arange(99))
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
 
     def train(loader):
         seen.append([*loader])
-        time.sleep(0.001 * len(loader))
+        now[0] += 0.001 * len(loader)
 
     cases = timing.make_cases(train, data, 2, torch.device("cpu"), 0.01)
     assert [len(speeds) for speeds in timing.measure(cases, 3).values()] == [3, 3]

@@ -522,8 +522,11 @@ open(f"nothing{rank}")
 def test_an_error_after_rank_0_was_killed(tmp_path):
     """A rank says its own error alone, and none about the store that it has lost."""
     lines = f"""
+from ddp_checkup.record import state
 sleep = time.sleep
-if rank == 1: time.sleep = lambda seconds: sleep(4)
+def until_it_fails(seconds):
+    while not state.fails: sleep(0.01)
+if rank == 1: time.sleep = until_it_fails
 model = DDP(nn.Linear(8, 4))
 {TRAIN}
 sleep(1 + rank)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from checkup_cases import changed
@@ -213,13 +214,25 @@ def test_left_over_variables(tmp_path):
 def test_the_next_port_may_be_taken(tmp_path):
     """Without torchrun it listens on a free port."""
     with socket.socket() as taken:
-        port = int(free_port())
-        taken.bind(("", port + 1))
+        while True:
+            port = int(free_port())
+            with suppress(OSError):
+                taken.bind(("", port + 1))
+                break
         taken.listen()
         script = START + "model = DDP(nn.Linear(8, 2))" + TRAIN
         (tmp_path / "script.py").write_text(script)
-        _, output, status = checkup(tmp_path, "script.py", MASTER_PORT=str(port))
+        _, output, status = checkup(tmp_path, "script.py", port=str(port))
     assert status == 0 and "Checkup of script.py: 2 ranks, 8 steps" in output, output
+
+
+@pytest.mark.slow
+def test_rank_0_leaves_after_the_others(tmp_path):
+    """It has the store, from which another rank may be late to read the result."""
+    late = "sleep = time.sleep\nif rank: time.sleep = lambda seconds: sleep(3)\n"
+    script = START + late + "model = DDP(nn.Linear(8, 2))" + TRAIN
+    _, output, status = check(script, tmp_path)
+    assert status == 0 and "2 ranks, 8 steps" in output, output
 
 
 @pytest.mark.slow
@@ -509,9 +522,12 @@ def test_a_rank_that_ends_early_has_no_other_data(tmp_path):
 def test_a_file_that_is_read_too_soon(between, expected, tmp_path):
     """Rank 1 may load half a checkpoint, or none, if it does not wait for rank 0."""
     files = f"""
-if rank == 0: torch.save(model.state_dict(), "best.pt")
+store = dist.distributed_c10d._get_default_store()
+if rank == 0:
+    torch.save(model.state_dict(), "best.pt")
+    store.set("saved", "")
 {between}
-if rank: time.sleep(1)
+if rank: store.wait(["saved"])  # which the checkup does not see
 torch.load("best.pt")
 """
     script = START + "model = DDP(nn.Linear(8, 2))" + TRAIN + files

@@ -70,17 +70,31 @@ def test_stopped_after_each_epoch(undisturbed, sample, tmp_path):
     assert len((exercise / "logs/results.jsonl").read_text().splitlines()) == 1
 
 
-def await_text(file, text, seconds=120):
+def await_text(file, text, seconds=120, times=1):
     deadline = time.monotonic() + seconds
-    while not (file.exists() and text in file.read_text()):
+    while not (file.exists() and file.read_text().count(text) >= times):
         assert time.monotonic() < deadline, file.exists() and file.read_text()
         time.sleep(0.05)
+
+
+def copy_that_sleeps(folder, seconds):
+    """Copy the lesson; its script sleeps before each step. Return the copy."""
+    exercise = copy_exercise("cinic_lab", folder)
+    line, text = "            part = islice", (exercise / SCRIPT).read_text()
+    assert text.count(line) == 1
+    sleeps = text.replace(line, f"            time.sleep({seconds})\n{line}")
+    (exercise / SCRIPT).write_text(sleeps)
+    return exercise
+
+
+# Time for a test to act before the epoch ends
+BEFORE_THE_LAST_STEP = "2 * (done == 4)"
 
 
 @pytest.mark.slow
 def test_the_run_script_without_slurm(undisturbed, sample, tmp_path):
     """The first time, GRACE_SECONDS is shorter than the epoch."""
-    exercise = copy_exercise("cinic_lab", tmp_path)
+    exercise = copy_that_sleeps(tmp_path, BEFORE_THE_LAST_STEP)
     command = "bash", "run-requeue.sh", SCRIPT
     job = Job([*command, *OPTIONS], exercise, sample, GRACE_SECONDS="0.1")
     job.wait_for("Epoch: [2][1/5]")
@@ -142,7 +156,7 @@ def started_again(job, times):
 @on_slurm
 def test_a_job_is_stopped_in_two_ways(sbatch, undisturbed, tmp_path):  # noqa: F811
     """By a signal, and by scontrol requeue, as after a node failure."""
-    exercise = copy_exercise("cinic_lab", tmp_path)
+    exercise = copy_that_sleeps(tmp_path, BEFORE_THE_LAST_STEP)
     job = sbatch(exercise, "run-requeue.sh", SCRIPT, *OPTIONS)
     out = exercise / f"slurm-{job}.out"
     await_text(out, "Epoch: [1][2/5]")
@@ -162,23 +176,20 @@ def test_a_job_is_stopped_in_two_ways(sbatch, undisturbed, tmp_path):  # noqa: F
 def test_an_epoch_that_is_too_long_for_the_time_limit(sbatch, sample, tmp_path):  # noqa: F811
     """The job is requeued before the time limit, at most MAX_REQUEUES times.
 
-    The test sends one signal, and Slurm the other, up to a minute earlier.
+    The test sends one signal, and Slurm the other, up to a minute earlier. The
+    second run gets its short limit when it has begun, however long that takes.
     """
-    exercise = copy_exercise("cinic_lab", tmp_path)
-    line, sleep = (
-        "            part = islice",
-        "            time.sleep(99 * (epoch == 2))\n",
-    )
-    slow = (exercise / SCRIPT).read_text().replace(line, sleep + line)
-    assert slow.count(sleep) == 1
-    (exercise / SCRIPT).write_text(slow)
-    ask = "--nodes=1", "--gpus-per-node=2", "--time=2", "--signal=B:USR1@60"
+    exercise = copy_that_sleeps(tmp_path, "99 * (epoch == 2)")
+    ask = "--nodes=1", "--gpus-per-node=2", "--time=10", "--signal=B:USR1@60"
     env = {"GRACE_SECONDS": "5", "MAX_REQUEUES": "1"}
     job = sbatch(exercise, *ask, "run-requeue.sh", SCRIPT, *OPTIONS, **env)
-    await_text(exercise / f"slurm-{job}.out", "Epoch 1: ")
+    out = exercise / f"slurm-{job}.out"
+    await_text(out, "Epoch 1: ")
     run_command(["scancel", "--signal=USR1", "--batch", job], "/")
     started_again(job, 1)
-    state, output = finish(job, 150)
+    await_text(out, "cinic_requeue on 2 x CPU core", times=2)
+    run_command(["scontrol", "update", f"jobid={job}", "timelimit=2"], "/")
+    state, output = finish(job, 200)
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", "85:0"), output
     assert "TIME LIMIT" not in output and "Traceback" not in output, output
     assert output.count("Epoch: [1][1/5]") == 1 and read(exercise)["epoch"] == 1

@@ -287,7 +287,8 @@ def test_the_check_measures_the_link(sbatch, tmp_path, slow_link):
     row = found["all_reduce"][-1]
     assert (row["over"], row["nodes"], row["processes"]) == ("all", 2, 2)
     assert row["bytes"] == 2**24 and row["correct"]
-    assert row["bus_gb_per_s"] == pytest.approx(slow_link, rel=0.1)
+    # More than the link's cannot be, and a busy machine may be slower.
+    assert 0.5 * slow_link < row["bus_gb_per_s"] < 1.02 * slow_link
 
 
 REHEARSAL = """

@@ -12,6 +12,7 @@ import traceback
 import zlib
 from collections import Counter, defaultdict
 from contextlib import suppress
+from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
@@ -154,7 +155,12 @@ def finish(options):
     while not store.check(["status"]):
         time.sleep(0.1)
     state.status = int(store.get("status"))
-    time.sleep(0.5 * state.owns_store)  # until the others have read it
+    store.set(f"read{state.rank}", "")
+    if state.owns_store:
+        # Until the others have read it, unless one was killed after its own record.
+        sent = [r for r in range(state.world) if store.check([f"record{r}"])]
+        with suppress(dist.DistStoreError):
+            store.wait([f"read{r}" for r in sent], timedelta(seconds=10))
     if not state.end:  # it hangs
         if json.loads(store.get("stop"))[0] == "failed":  # torchrun ends this one
             time.sleep(10)
