@@ -50,9 +50,9 @@ if __name__ == "__main__":
             status = 128 - status  # as a shell does
         os._exit(status)  # before srun's SIGTERM to all nodes changes it
     except SignalException as error:
-        if error.sigval == signal.SIGTERM:
-            # Whoever sent it says why. srun sends it to all nodes if a rank fails,
-            # and the job gets the highest status, which must be that rank's.
+        if error.sigval == signal.SIGTERM and "--standalone" not in arguments:
+            # If a rank fails, srun sends it to all nodes. The job gets the highest
+            # status, which must be that rank's, and nothing is left to say.
             os._exit(1)
         # Ctrl-C, or the terminal was closed
         name = signal.Signals(error.sigval).name

@@ -12,7 +12,7 @@ from ddp_checkup.record import record, state, user_line
 # Collectives that gather a tensor: which argument that is
 GATHERS = {
     "all_gather": 1,
-    "all_gather_into_tensor": 1,  # before PyTorch 2.14
+    "all_gather_into_tensor": 1,  # deprecated in PyTorch 2.14
     "all_gather_single": 1,
     "gather": 0,
 }
