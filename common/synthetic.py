@@ -38,6 +38,6 @@ def make_synthetic_data(doc, name, splits, make):
         (folder / MARK).touch()
         make(folder, args.scale)
     elif args.scale != 1:
-        print(f"{folder} is there already: delete it to make it with another --scale")
+        print(f"{folder} is there already: delete it for another --scale")
     datadir = shlex.quote(str(args.to.resolve()))
     print(f"{folder} is ready: run `export DATADIR={datadir}`")

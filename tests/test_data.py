@@ -273,7 +273,7 @@ def test_synthetic_data_are_reproducible(exercise, sample, tmp_path, capsys):
     again()  # they are there
     printed = capsys.readouterr().out
     assert printed.count(f"Making {tmp_path / name}") == 1
-    assert "delete it to make it with another --scale" in printed
+    assert "delete it for another --scale" in printed
     for split in SETS[exercise].SPLITS:
         new, old = (torch.load(f / name / f"{split}.pt") for f in (tmp_path, sample))
         assert all(torch.equal(new[key], old[key]) for key in old)
