@@ -23,7 +23,8 @@ with_site() { # run a command with the settings of env.sh and of the site's file
 }
 open_url='import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=10)'
 installed=$(cat .venv/installed 2> /dev/null || true)
-TORCH=${TORCH:-$(with_site eval 'echo "${TORCH:-}"')} TORCH=${TORCH:-$installed}
+# A site's file may end: without SBATCH_ACCOUNT some cannot say where a course has its data.
+TORCH=${TORCH:-$(with_site eval 'echo "${TORCH:-}"' || true)} TORCH=${TORCH:-$installed}
 if [[ ! $TORCH ]] && ! with_site has_driver && ! command -v sbatch > /dev/null &&
     "$python" -c "$open_url" "$index/cpu/torch/" &> /dev/null; then
     TORCH=cpu

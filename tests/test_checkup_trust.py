@@ -15,7 +15,7 @@ import pytest
 from checkup_cases import changed
 from conftest import REPOSITORY
 from fork_ranks import Run, free_port
-from test_checkup import check, checkup
+from test_checkup import check, checkup, names
 
 COMMAND = [sys.executable, str(REPOSITORY / "tools/checkup")]
 START = """
@@ -224,6 +224,57 @@ def test_the_next_port_may_be_taken(tmp_path):
         (tmp_path / "script.py").write_text(script)
         _, output, status = checkup(tmp_path, "script.py", port=str(port))
     assert status == 0 and "Checkup of script.py: 2 ranks, 8 steps" in output, output
+
+
+UNUSUAL = """
+import enum
+class Label(str, enum.Enum):
+    CAT = "cat"
+    DOG = "dog"
+    COW = "cow"
+CLASSES = list(Label)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+        self.register_buffer("adjacency", torch.eye(8).to_sparse_csr())
+    def forward(self, x):
+        return self.layer(x.real.float())
+
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.layer(x), y)
+
+def train(model, lr=0.1, epochs=2):
+    options = locals()
+    torch.manual_seed(rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for step in range(8):
+        optimizer.zero_grad()
+        x = torch.randn(8, 8, dtype=torch.complex64).conj()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert list(options) == ["model", "lr", "epochs"], list(options)
+
+train(DDP(Net(), broadcast_buffers=False))
+scored = DDP(torch.jit.script(Scored()))
+scored(torch.randn(8, 8), torch.randint(2, (8,))).backward()
+counted = Net().to("meta").eval()
+os.makedirs(f"run{rank}")
+os.chdir(f"run{rank}")
+"""
+
+
+@pytest.mark.slow
+def test_unusual_scripts_run_as_without_the_checkup(tmp_path):
+    """Tensors of other layouts, TorchScript, an Enum, locals(), another folder."""
+    states, output, status = check(START + UNUSUAL, tmp_path)
+    assert status == 0 and not names(states, "error", "warning"), output
+    assert states["weights"] == "ok", output
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ def repository_address():
     command = ["git", "config", "remote.origin.url"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     address = re.sub(r"^git@([^:]+):", r"https://\1/", done.stdout.strip())
+    address = re.sub("^https://[^/@]*@", "https://", address)  # no token is shown
     return address.removesuffix(".git") if address.startswith("https://") else ""
 
 

@@ -80,6 +80,7 @@ def check_options(options, parser):
         parser.error(f"--reference: {error}")
     if options.reference and not os.path.isfile(options.reference[0]):
         parser.error(f"--reference: no script {options.reference[0]}")
+    options.folder = os.getcwd()  # the script may go to another one
     if options.json and os.environ.get("RANK", "0") == "0":  # rank 0 writes it
         try:
             open(options.json, "w").close()  # no report of an earlier run stays

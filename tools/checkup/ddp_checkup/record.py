@@ -1,5 +1,6 @@
 """The hooks' notes: `record` is sent to rank 0, `state` stays in its process."""
 
+import inspect
 import os
 import sys
 import sysconfig
@@ -50,6 +51,18 @@ def user_frames(frame):
         file = each.f_code.co_filename
         if file == state.script or not is_library(file):
             yield each
+
+
+def variables_of(frame):
+    """Return a frame's variables; none where to read them would change the script's.
+
+    Before Python 3.13 f_locals is the dict that locals() has returned to the script.
+    """
+    code = frame.f_code
+    of_function = code.co_flags & inspect.CO_NEWLOCALS
+    if sys.version_info < (3, 13) and of_function and "locals" in code.co_names:
+        return {}
+    return frame.f_locals
 
 
 def line_of(frame):

@@ -48,7 +48,7 @@ def report(options, ranks, stop):
         rows.append(compare_with_reference(options))
     paths = {line: path for r in ranks if r for line, path in r.paths.items()}
     for row in rows:
-        row |= find_place(row, paths)
+        row |= find_place(row, paths, options.folder)
         if row["name"] in (options.ignore or []) and row["fix"]:
             row["state"] = "ignored"
     unseen_run = "" if stop or None in ranks else saw_nothing(ranks)
@@ -67,7 +67,7 @@ def write_json(options, rows, status):
     content = {"format": 1, "version": __version__, "script": options.script}
     content |= {"ranks": state.world, "steps": state.steps, "status": status}
     try:
-        with open(options.json, "w") as out:
+        with open(os.path.join(options.folder, options.json), "w") as out:
             json.dump(content | {"checks": rows}, out, indent=1)
     except OSError as error:
         show(f"Error: --json {options.json}: {error}")
@@ -75,12 +75,12 @@ def write_json(options, rows, status):
     return True
 
 
-def find_place(row, paths):
+def find_place(row, paths, folder):
     """Return the file and the line in a row's text, None if there is none."""
     place = re.search(r"([^\s:]+\.\w+):(\d+)", row["text"])
     if not (place and row["fix"]):
         return {"file": None, "line": None}
-    file = os.path.relpath(paths.get(place[0], place[1]))
+    file = os.path.relpath(paths.get(place[0], place[1]), folder)
     return {"file": file, "line": int(place[2])}
 
 
@@ -131,7 +131,8 @@ def compare_with_reference(options):
     show(f"\nReference: {' '.join(command[1:])}")
     env = {name: v for name, v in os.environ.items() if "RANK" not in name}
     env |= {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "1"}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
+    streams = {"stdout": subprocess.PIPE, "text": True}
+    done = subprocess.run(command, cwd=options.folder, env=env, **streams)
     ours, theirs = read_losses("\n".join(state.lines)), read_losses(done.stdout)
     text, apart = f"{len(ours)} losses were printed, {len(theirs)} by {script}", None
     if theirs and len(theirs) == len(ours):

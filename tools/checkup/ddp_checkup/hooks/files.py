@@ -15,7 +15,10 @@ from torch.utils.data import DataLoader
 from ddp_checkup.hooks.shared import wrap
 from ddp_checkup.record import record, state, user_line
 
-CACHES = "/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"
+CACHES = ["/__pycache__/", "/.cache/", "/.triton/", "/torchinductor", ".lock"]
+# Variables that name another folder for a compiler's or a library's cache
+MOVED = "TORCHINDUCTOR_CACHE_DIR TRITON_CACHE_DIR TORCH_EXTENSIONS_DIR HF_HOME"
+CACHES += [os.environ[name] for name in MOVED.split() if os.environ.get(name)]
 EVENTS = re.compile("events.out.tfevents")  # TensorBoard names them by process
 DATABASE = re.compile("mode=ro|mode=memory|:memory:")
 MAX_FILES = 1000

@@ -7,6 +7,7 @@ from itertools import chain, product
 from types import SimpleNamespace
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
@@ -52,7 +53,8 @@ def after_read(result, values):
     if is_library(file_of_caller()) or state.loading:
         return
     reduced = state.reduced
-    if tensor.requires_grad and state.train_loop not in (None, loop):
+    plain = not isinstance(tensor, DTensor)
+    if plain and tensor.requires_grad and state.train_loop not in (None, loop):
         loop = state.train_loop  # a loss, which is read after another loop
         storage = tensor.untyped_storage().data_ptr()
         reduced = reduced if storage in state.reduced_storages else False

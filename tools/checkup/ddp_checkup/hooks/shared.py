@@ -68,6 +68,7 @@ def wrap(owner, name, before=None, after=None, during="runs"):
             call(after, result, values)
         return result
 
+    wrapper.__prepare_scriptable__ = lambda: original  # for torch.jit.script
     WRAPPERS[id(original)] = wrapper
     setattr(owner, name, wrapper)
 
@@ -91,17 +92,22 @@ def tensors_of(values):
     return [v for v in leaves if not isinstance(v, DTensor)]
 
 
+def has_bits(t):
+    """Return whether a tensor's elements lie in memory one after another."""
+    return t.layout == torch.strided and not (t.is_nested or t.is_meta)
+
+
 def bits_of(t):
-    t = t.detach()
+    t = t.detach().resolve_conj().resolve_neg()
     t = torch.view_as_real(t) if t.is_complex() else t
     return t.contiguous().view(BITS[t.element_size()])
 
 
 def checksums(tensors, device="cpu"):
-    """Return a tensor (N,) of the sums of all bits; 0 for what is None or sparse."""
+    """Return a tensor (N,) of the sums of all bits; 0 where there are none."""
     found = []
     for t in tensors:
-        if t is None or t.is_sparse:
+        if t is None or not has_bits(t):
             t = torch.zeros(1, device=device)
         bits = bits_of(t)
         found.append(bits.sum(dtype=bits.dtype))
@@ -121,7 +127,7 @@ def contents(values):
     found = []
     for t in tree_leaves(values):
         plain = isinstance(t, torch.Tensor) and not hasattr(t, "device_mesh")
-        if not plain or t.is_sparse or t.numel() < 4:
+        if not plain or not has_bits(t) or t.numel() < 4:
             continue
         bits = bits_of(t).flatten()
         part = bits[:4096].long()
@@ -137,7 +143,7 @@ def samples(batch):
     found = {}
     for number, t in enumerate(tree_leaves(batch)):
         plain = isinstance(t, torch.Tensor) and not hasattr(t, "device_mesh")
-        if plain and not t.is_sparse and t.dim() > 1 and t[:1].numel() >= 4:
+        if plain and has_bits(t) and t.dim() > 1 and t[:1].numel() >= 4:
             bits = bits_of(t).flatten(1)[:, :4096].long()
             places = torch.arange(1, bits.shape[1] + 1, device=t.device)
             found[number] = bits.sum(1) + (bits * places).sum(1) * 1_000_003

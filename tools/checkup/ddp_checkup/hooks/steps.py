@@ -15,7 +15,7 @@ from ddp_checkup.hooks.loaders import leave_evaluation, next_label
 from ddp_checkup.hooks.modules import find_normalisers, note_tensors
 from ddp_checkup.hooks.shared import checksums, contents, random_states, wrap
 from ddp_checkup.hooks.variables import note_numberings
-from ddp_checkup.record import record, state, user_frames, user_line
+from ddp_checkup.record import record, state, user_frames, user_line, variables_of
 
 MAX_STEPS = 1000  # compared
 PLANNED = "total_steps", "T_max"  # attributes of schedulers
@@ -180,7 +180,7 @@ def note_planned_rates():
     """
     rates = state.rates
     for frame in user_frames(sys._getframe(1)):
-        for name, value in [*frame.f_locals.items(), *frame.f_globals.items()]:
+        for name, value in [*variables_of(frame).items(), *frame.f_globals.items()]:
             # A data set would load a sample, and draw random numbers.
             is_array = type(value).__name__ == "ndarray" and value.ndim == 1
             if not (is_array or isinstance(value, list | tuple)):

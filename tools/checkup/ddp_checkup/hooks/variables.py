@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ddp_checkup.formulas import shows
 from ddp_checkup.hooks.shared import wrap
-from ddp_checkup.record import record, state, user_frames
+from ddp_checkup.record import record, state, user_frames, variables_of
 
 MAX_NUMBERS = 500  # of one moment
 MAX_MOMENTS = 50
@@ -81,7 +81,7 @@ def parts_of(value):
 def all_numbers(frame):
     """Yield (function and variable, number) of the script's functions that run."""
     for each in user_frames(frame):
-        for name, value in [*each.f_locals.items()]:
+        for name, value in [*variables_of(each).items()]:
             with suppress(Exception):  # of a container of the script's own
                 for variable, number in numbers_in(name, value):
                     yield f"{each.f_code.co_name}: {variable}", number
@@ -118,7 +118,8 @@ def numbering(name, value):
     # Options, such as {"rank": 1, "epochs": 10}, do not follow one another.
     first = numbers[0] if numbers and type(numbers[0]) is int else None
     in_order = first is not None and numbers == [*range(first, first + len(value))]
-    return dict(value) if in_order else {}
+    # An Enum's members may be strings: their class cannot be read back elsewhere.
+    return {str.__str__(k): v for k, v in value.items()} if in_order else {}
 
 
 def note_numberings():
@@ -126,7 +127,7 @@ def note_numberings():
     left, seen = deque(), set()
     for frame in user_frames(sys._getframe(1)):
         name = frame.f_code.co_name
-        left += [(f"{name}: {k}", v, 4) for k, v in [*frame.f_locals.items()]]
+        left += [(f"{name}: {k}", v, 4) for k, v in [*variables_of(frame).items()]]
         left += [(k, v, 2) for k, v in [*frame.f_globals.items()]]
     while left and len(seen) < MAX_OBJECTS:
         name, value, depth = left.popleft()
