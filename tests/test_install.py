@@ -89,6 +89,11 @@ def test_other_wheels_with_slurm(site, version, make_venv):
     assert make_venv(site)[0] == version
 
 
+def test_a_site_that_needs_an_account(make_venv):
+    """Its file ends without one, which make venv does not need."""
+    assert make_venv(SLURM_CLUSTER_NAME="lumi", SBATCH_ACCOUNT="")[0] == "9+cpu"
+
+
 def test_the_command_of_the_container_is_in_the_makefile():
     file = REPOSITORY / ".devcontainer/devcontainer.json"
     typed = json.loads(file.read_text())["postCreateCommand"]

@@ -182,6 +182,12 @@ def test_a_published_site_links_to_its_repository(tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.example")
     monkeypatch.setenv("GITHUB_REPOSITORY", "me/course")
     assert build.repository_address() == "https://github.example/me/course"
+    monkeypatch.delenv("GITHUB_REPOSITORY")
+    monkeypatch.setattr(build, "REPOSITORY", tmp_path)
+    remote = "https://me:token@gitlab.example/me/course.git"
+    for command in ("init", "--quiet"), ("remote", "add", "origin", remote):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert build.repository_address() == "https://gitlab.example/me/course"
 
 
 def words(token, file):
