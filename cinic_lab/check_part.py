@@ -190,6 +190,8 @@ def main():
     gpus = torch.accelerator.device_count()
     if not script.is_file():
         raise UserError(f"no {args.script}: copy the script that README.md names")
+    if script.suffix == ".ipynb":
+        raise UserError(f"{args.script} is a notebook: convert it to a script first")
     gpus_used = max(1, gpus) if args.part == "dp" else 1
     size = BATCH * STEPS * gpus_used
     sets = dataset.cinic()

@@ -178,8 +178,11 @@ def test_the_report_for_programs(tmp_path):
         (["--reference", "no.py", "a.py"], "--reference: no script no.py"),
         (["binary.py"], "binary.py is no Python script"),
         (["-m", "empty"], "no script empty; give a file's path, or -m MODULE"),
-        (["group.py"], "Error: group.py made no process group; start it with -n 2"),
-        (["-m", "space.module"], "Error: space.module made no process group; start"),
+        (
+            ["group.py"],
+            "Error: group.py made no process group; put -n 2 before its name",
+        ),
+        (["-m", "space.module"], "Error: space.module made no process group; put"),
     ],
 )
 def test_one_line_for_everyday_mistakes(words, line, tmp_path):

@@ -42,6 +42,9 @@ class Checkpoint:
             raise UserError(f"no {self.file}; start again without --resume")
         state = torch.load(self.file, map_location="cpu", weights_only=True)
         for name, part in self.parts.items():
+            if name not in state:
+                fix = "start again without --resume"
+                raise UserError(f"{self.file} has no {name}; {fix}")
             part.load_state_dict(state[name])
         return state["epoch"]
 
@@ -84,6 +87,8 @@ def main():
     file = "logs/patient6.pt"
     checkpoint = Checkpoint(file, rank == 0, **parts)  # FIX: only rank 0 writes
     epochs_done = checkpoint.load() if args.resume else 0
+    if epochs_done >= args.epochs:
+        raise UserError(f"{file} has {epochs_done} epochs; use more --epochs")
     ddp_model = DDP(model)
 
     for epoch in range(epochs_done + 1, args.epochs + 1):

@@ -230,6 +230,6 @@ def run_parent(options):
     keys = [f"checkup{job}/status" for job in range(1, jobs + 1)]
     statuses = [int(store.get(key)) for key in keys if store.check([key])]
     if not statuses:
-        text = f"{options.script} made no process group; start it with -n 2"
+        text = f"{options.script} made no process group; put -n 2 before its name"
         print(f"Error: {error or text}", file=sys.stderr)
     return max(statuses, default=2)
