@@ -155,14 +155,17 @@ def finish(options):
     while not store.check(["status"]):
         time.sleep(0.1)
     state.status = int(store.get("status"))
-    store.set(f"read{state.rank}", "")
+    hangs = not state.end
+    # torchrun ends a rank that has not failed itself
+    waits = hangs and json.loads(store.get("stop"))[0] == "failed"
+    store.set(f"read{state.rank}", "")  # no rank needs the store after this
     if state.owns_store:
         # Until the others have read it, unless one was killed after its own record.
         sent = [r for r in range(state.world) if store.check([f"record{r}"])]
         with suppress(dist.DistStoreError):
             store.wait([f"read{r}" for r in sent], timedelta(seconds=10))
-    if not state.end:  # it hangs
-        if json.loads(store.get("stop"))[0] == "failed":  # torchrun ends this one
+    if hangs:
+        if waits:
             time.sleep(10)
         EXIT(state.status)
 
