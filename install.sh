@@ -23,7 +23,8 @@ with_site() { # run a command with the settings of env.sh and of the site's file
 }
 open_url='import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=10)'
 installed=$(cat .venv/installed 2> /dev/null || true)
-# A site's file may end: without SBATCH_ACCOUNT some cannot say where a course has its data.
+# Without SBATCH_ACCOUNT some sites' files end this shell within a shell: the account names the
+# folder of a course's data, which is not needed here.
 TORCH=${TORCH:-$(with_site eval 'echo "${TORCH:-}"' || true)} TORCH=${TORCH:-$installed}
 if [[ ! $TORCH ]] && ! with_site has_driver && ! command -v sbatch > /dev/null &&
     "$python" -c "$open_url" "$index/cpu/torch/" &> /dev/null; then

@@ -188,10 +188,8 @@ def main():
     args = parser.parse_args()
     script, missing = Path(args.script).resolve(), 0
     gpus = torch.accelerator.device_count()
-    if not script.is_file():
-        raise UserError(f"no {args.script}: copy the script that README.md names")
-    if script.suffix == ".ipynb":
-        raise UserError(f"{args.script} is a notebook: convert it to a script first")
+    if script.suffix != ".py" or not script.is_file():
+        raise UserError(f"no script {args.script}: make one as README.md says")
     gpus_used = max(1, gpus) if args.part == "dp" else 1
     size = BATCH * STEPS * gpus_used
     sets = dataset.cinic()

@@ -43,8 +43,7 @@ class Checkpoint:
         state = torch.load(self.file, map_location="cpu", weights_only=True)
         for name, part in self.parts.items():
             if name not in state:
-                fix = "start again without --resume"
-                raise UserError(f"{self.file} has no {name}; {fix}")
+                raise UserError(f"no {name} in {self.file}; start without --resume")
             part.load_state_dict(state[name])
         return state["epoch"]
 

@@ -92,10 +92,7 @@ def test_one_line_for_what_cannot_be_run(tmp_path):
     (tmp_path / "script.py").write_text("print('bye')")
     for script, line in (
         ("no.py", "error: no script no.py; give a file's path, or -m MODULE"),
-        (
-            "script.py",
-            "Error: script.py made no process group; put -n 2 before its name",
-        ),
+        ("script.py", "Error: script.py made no process group; put -n 2 before"),
     ):
         job = Run(tmp_path, "", "tools/checkup/__main__.py", script)
         assert job.join() == [2] and line in job.output()

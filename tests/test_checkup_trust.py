@@ -178,10 +178,7 @@ def test_the_report_for_programs(tmp_path):
         (["--reference", "no.py", "a.py"], "--reference: no script no.py"),
         (["binary.py"], "binary.py is no Python script"),
         (["-m", "empty"], "no script empty; give a file's path, or -m MODULE"),
-        (
-            ["group.py"],
-            "Error: group.py made no process group; put -n 2 before its name",
-        ),
+        (["group.py"], "Error: group.py made no process group; put -n 2 before"),
         (["-m", "space.module"], "Error: space.module made no process group; put"),
     ],
 )
@@ -263,10 +260,22 @@ def train(model, lr=0.1, epochs=2):
         optimizer.step()
     assert list(options) == ["model", "lr", "epochs"], list(options)
 
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+    def forward(self, x):
+        return self.layer(x.values()).square().mean()
+
 train(DDP(Net(), broadcast_buffers=False))
+parts = [torch.randn(3, 8), torch.randn(5, 8)]
+DDP(Bag())(torch.nested.nested_tensor(parts, layout=torch.jagged)).backward()
 scored = DDP(torch.jit.script(Scored()))
 scored(torch.randn(8, 8), torch.randint(2, (8,))).backward()
 counted = Net().to("meta").eval()
+with open(os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/main.cpp", "w") as file:
+    file.write(str(rank))
+print("loss 0.5000")
 os.makedirs(f"run{rank}")
 os.chdir(f"run{rank}")
 """
@@ -275,9 +284,35 @@ os.chdir(f"run{rank}")
 @pytest.mark.slow
 def test_unusual_scripts_run_as_without_the_checkup(tmp_path):
     """Tensors of other layouts, TorchScript, an Enum, locals(), another folder."""
-    states, output, status = check(START + UNUSUAL, tmp_path)
+    (tmp_path / "script.py").write_text(START + UNUSUAL)
+    (tmp_path / "reference.py").write_text("print('loss 0.5000')")
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    words = "--reference", "reference.py", "script.py"
+    states, output, status = checkup(tmp_path, *words, **cache)
     assert status == 0 and not names(states, "error", "warning"), output
-    assert states["weights"] == "ok", output
+    assert states["weights"] == states["reference"] == "ok", output
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_a_dtensor(tmp_path):
+    script = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
+mesh = init_device_mesh("cpu", (2,))
+model = DDP(nn.Linear(8, 2))
+TRAIN
+scores = torch.randn(8, 4, requires_grad=True)
+with loss_parallel():
+    scores = distribute_tensor(scores, mesh, [Shard(1)])
+    loss = nn.functional.cross_entropy(scores, torch.arange(8) % 4)
+    loss.backward()
+for _ in DataLoader(torch.zeros(8), 4): pass
+loss.item()
+"""
+    script = START + script.replace("TRAIN", TRAIN)
+    _, output, status = check(script, tmp_path)
+    assert status == 0 and "2 ranks, 8 steps" in output, output
 
 
 @pytest.mark.slow

@@ -245,7 +245,7 @@ def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
 def test_mistakes():
     with raises_user_error("no GPU here"):
         conftest.call(load("cinic_lab", "largest_batch"))
-    with raises_user_error("no my_amp.py: copy"):
+    with raises_user_error("no script my_amp.py: make one"):
         conftest.call(load("cinic_lab", "check_part"), "amp", "my_amp.py")
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import REPOSITORY, copy_exercise, fails, run, slow
+from fork_ranks import Run
 from test_checkup import checkup, names
 
 INTRO = "--layers=1 --width=16 --heads=2 --length=8 --sequences=64 --epochs=2"
@@ -37,6 +38,18 @@ def test_patients(number, name, tmp_path):
         tmp_path, "--strict", solution, per_node=per_node
     )
     assert status == 0 and not names(states, "error", "warning"), output
+
+
+def test_patient_6_resumes_from_its_own_checkpoint_only(tmp_path):
+    clinic = REPOSITORY / "clinic"
+    broken, fixed = clinic / "patient6.py", clinic / "solutions/patient6.py"
+    assert Run(tmp_path, "", broken, "--epochs=1", ranks=2).join() == [0, 0]
+    for script, line in (
+        (fixed, "Error: no optimizer in logs/patient6.pt; start without --resume"),
+        (broken, "Error: logs/patient6.pt has 1 epochs; use more --epochs"),
+    ):
+        job = Run(tmp_path, "", script, "--epochs=1", "--resume", ranks=2)
+        assert job.join() == [2, 2] and job.output() == f"{line}\n", job.output()
 
 
 def test_quoted_report(tmp_path):

@@ -80,8 +80,8 @@ def find_place(row, paths, folder):
     place = re.search(r"([^\s:]+\.\w+):(\d+)", row["text"])
     if not (place and row["fix"]):
         return {"file": None, "line": None}
-    file = os.path.relpath(paths.get(place[0], place[1]), folder)
-    return {"file": file, "line": int(place[2])}
+    file = os.path.join(folder, paths.get(place[0], place[1]))
+    return {"file": os.path.relpath(file, folder), "line": int(place[2])}
 
 
 def saw_nothing(ranks):

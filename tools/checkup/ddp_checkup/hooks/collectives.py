@@ -214,8 +214,8 @@ def is_operation(value):
 def before_backward(name, values):
     state.passes += 1
     loss = values[0] if values else None
-    is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
-    is_number = is_number and not isinstance(loss, DTensor)
+    plain = isinstance(loss, torch.Tensor) and not isinstance(loss, DTensor)
+    is_number = plain and loss.numel() == 1
     if is_number and len(record.losses) < MAX_NUMBERS:
         record.losses.append(loss.detach().reshape(()).clone())
     state.backward_line = user_line()

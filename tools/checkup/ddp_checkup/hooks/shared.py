@@ -68,7 +68,8 @@ def wrap(owner, name, before=None, after=None, during="runs"):
             call(after, result, values)
         return result
 
-    wrapper.__prepare_scriptable__ = lambda: original  # for torch.jit.script
+    # torch.jit.script compiles what this returns: the wrapper has other globals.
+    wrapper.__prepare_scriptable__ = lambda: original
     WRAPPERS[id(original)] = wrapper
     setattr(owner, name, wrapper)
 
