@@ -265,11 +265,15 @@ class Bag(nn.Module):
         super().__init__()
         self.layer = nn.Linear(8, 2)
     def forward(self, x):
-        return self.layer(x.values()).square().mean()
+        return self.layer(x.values().view(-1, 8)).square().mean()
 
-train(DDP(Net(), broadcast_buffers=False))
 parts = [torch.randn(3, 8), torch.randn(5, 8)]
-DDP(Bag())(torch.nested.nested_tensor(parts, layout=torch.jagged)).backward()
+bag = DDP(Bag())
+for layout in torch.jagged, torch.strided:
+    bag(torch.nested.nested_tensor(parts, layout=layout)).backward()
+model = DDP(Net(), broadcast_buffers=False)
+model.eval()
+train(model.train())
 scored = DDP(torch.jit.script(Scored()))
 scored(torch.randn(8, 8), torch.randint(2, (8,))).backward()
 counted = Net().to("meta").eval()
@@ -297,22 +301,25 @@ def test_unusual_scripts_run_as_without_the_checkup(tmp_path):
 def test_a_loss_that_is_a_dtensor(tmp_path):
     script = """
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 mesh = init_device_mesh("cpu", (2,))
-model = DDP(nn.Linear(8, 2))
-TRAIN
-scores = torch.randn(8, 4, requires_grad=True)
-with loss_parallel():
-    scores = distribute_tensor(scores, mesh, [Shard(1)])
-    loss = nn.functional.cross_entropy(scores, torch.arange(8) % 4)
-    loss.backward()
+model = DDP(nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = TensorDataset(torch.randn(32, 8))
+for x, in DataLoader(data, 8, sampler=DistributedSampler(data)):
+    with loss_parallel():
+        part = model(x)[:, 2 * rank : 2 * rank + 2]
+        scores = DTensor.from_local(part, mesh, [Shard(1)])
+        loss = nn.functional.cross_entropy(scores, torch.arange(8) % 4)
+        optimizer.zero_grad()
+        loss.backward()
+    optimizer.step()
 for _ in DataLoader(torch.zeros(8), 4): pass
 loss.item()
 """
-    script = START + script.replace("TRAIN", TRAIN)
-    _, output, status = check(script, tmp_path)
-    assert status == 0 and "2 ranks, 8 steps" in output, output
+    _, output, status = check(START + script, tmp_path)
+    assert status == 0 and "2 ranks, 2 steps" in output, output
 
 
 @pytest.mark.slow
