@@ -57,8 +57,8 @@ def main():
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
-    torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length

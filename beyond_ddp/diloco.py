@@ -68,14 +68,14 @@ def main():
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    torch.manual_seed(args.seed)  # LSGD: one seed, so equal weights on all ranks
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
-    torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    # LSGD: no DDP wrapper; one seed gave all ranks the same weights
+    # LSGD: no DDP wrapper, as gradients are not averaged
     h = args.local_steps
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")

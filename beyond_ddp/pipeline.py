@@ -62,9 +62,9 @@ def main():
 
     device = get_device(local_rank)  # PP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
+    torch.manual_seed(args.seed)
     dist.init_process_group()  # PP: NCCL or RCCL on GPUs, Gloo on CPUs
     my_stages, num_stages = assign_stages(args, rank, world_size)  # PP: by index
-    torch.manual_seed(args.seed)
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length

@@ -58,8 +58,8 @@ def main():
 
     device = get_device(local_rank)  # TP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    dist.init_process_group()  # TP: NCCL or RCCL on GPUs, Gloo on CPUs
     torch.manual_seed(args.seed)
+    dist.init_process_group()  # TP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set = random_sequences(args.sequences, args.length)
     size = args.layers, args.width, args.heads, args.length

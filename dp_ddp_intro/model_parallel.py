@@ -106,8 +106,8 @@ def main():
         )
     device = get_device(local_rank)
     torch.set_float32_matmul_precision("high")  # TF32 on Tensor Cores
-    dist.init_process_group()
     torch.manual_seed(args.seed)  # both halves load the same batches
+    dist.init_process_group()
 
     train_set = random_sequences(args.sequences, args.length)
     model = Transformer(args.layers, args.width, args.heads, args.length)

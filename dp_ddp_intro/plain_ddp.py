@@ -59,7 +59,7 @@ def main():
         torch.accelerator.set_device_index(gpu)
         device = torch.accelerator.current_accelerator()
     dist.init_process_group()
-    torch.manual_seed(0)
+    torch.manual_seed(dist.get_rank())  # DDP copies rank 0's weights to all ranks
 
     train_set = make_data()
     ddp_model = DDP(Transformer().to(device))
