@@ -10,18 +10,22 @@ DATADIR or, if that is not set, to data/ in the repository.
 import torch
 from torchvision.datasets import CIFAR100
 
-from common.download import download_options, downloading, target_dir
-from common.errors import run
+from common.data import data_dir
+from common.download import download_options
+from common.errors import explain, run
 from common.prepare import save_split
 from dataset import NAME, SPLITS
 
 
 def main():
     args = download_options(__doc__).parse_args()
-    folder = target_dir(NAME)
+    folder = data_dir(NAME)
+    problem, fix = f"cannot download {NAME}", "try again, on a login node"
+    if args.source:
+        problem, fix = f"{args.source} does not have the data", "see --help"
     for split in SPLITS:
         root, train = args.source or folder.parent, split == "train"
-        with downloading(NAME, args.source):
+        with explain(problem, fix):
             photos = CIFAR100(root, train=train, download=not args.source)
         images = torch.from_numpy(photos.data).permute(0, 3, 1, 2).contiguous()
         save_split(folder, split, images, torch.tensor(photos.targets))

@@ -11,6 +11,6 @@
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
-pick_gpus "1-${GPUS:-2}"
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1} # Slurm sets it to the job's GPUs
 "${PYTHON[@]}" monitor_gpus.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # until this job ends
-exec "${PYTHON[@]}" train_data_parallel.py "$@"
+exec "${PYTHON[@]}" train_data_parallel.py $small "$@"

@@ -13,5 +13,5 @@ set -euo pipefail
 source common/env.sh
 set_gpus 2
 "${PYTHON[@]}" monitor_gpus.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # until this job ends
-exec "${PYTHON[@]}" -m common.torchrun --standalone \
-    --nproc-per-node="$GPUS" train_ddp_cifar100.py "$@"
+exec "${PYTHON[@]}" -m common.torchrun --standalone --local-addr=127.0.0.1 \
+    --nproc-per-node="$GPUS" train_ddp_cifar100.py $small "$@"

@@ -13,4 +13,4 @@ set -euo pipefail
 source common/env.sh
 
 "${PYTHON[@]}" monitor_gpus.py "logs/utilisation-${SLURM_JOB_ID:-$$}.csv" $$ & # until this job ends
-exec "${PYTHON[@]}" train_cifar100.py "$@"
+exec "${PYTHON[@]}" train_cifar100.py $small "$@"

@@ -10,7 +10,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
-[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch run-dp.sh SCRIPT.py" >&2 && exit 2
+: "${1:?name a Python script}"
 source common/env.sh
-pick_gpus "1-${GPUS:-2}"
-exec "${PYTHON[@]}" "$@"
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1} # Slurm sets it to the job's GPUs
+exec "${PYTHON[@]}" "$1" $small "${@:2}"

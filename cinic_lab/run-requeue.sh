@@ -15,7 +15,8 @@ set -euo pipefail
 export STOP_FILE=logs/stop-${SLURM_JOB_ID:-$$}-${SLURM_RESTART_COUNT:-0}
 trap 'mkdir -p logs && touch "$STOP_FILE"' USR1 # the ranks check for it after each epoch
 source common/env.sh
-(source common/launch_nodes.sh) & launch=$!
+set_gpus 1 2 # without Slurm: two nodes on this machine, one process on each
+(source common/launch_nodes.sh "$1" $small "${@:2}") & launch=$!
 trap 'rm -f "$STOP_FILE"; kill $(jobs -p) 2> /dev/null || true' EXIT
 status=0
 wait $launch || status=$? # SIGUSR1 interrupts wait, but not the ranks

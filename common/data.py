@@ -3,11 +3,12 @@
 import functools
 import os
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from common.errors import UserError, explain
+from common.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -56,7 +57,7 @@ def load_prepared(name, *splits):
     """Return an InMemoryDataset for each split of a data set: DATADIR/name/SPLIT.pt.
 
     Images are uint8 (N, C, H, W), labels int64 (N,). The processes of a node share
-    one copy. Raises UserError if a file is missing, damaged or of another format.
+    one copy. Raises UserError if a file is missing, cut off or of another format.
     """
     sets = []
     for split in splits:
@@ -71,14 +72,22 @@ def load_prepared(name, *splits):
         with file.open("rb") as stream:
             while stream.read(2**24):
                 pass
-        with explain(f"{file} is not prepared data", "run download_data.py again"):
-            saved = torch.load(file, mmap=True, weights_only=True)
-            images, labels = saved["images"], saved["labels"]
-            found = images.dtype, images.ndim, labels.dtype, labels.shape, len(saved)
-            if found != (torch.uint8, 4, torch.int64, images.shape[:1], 2):
-                raise ValueError("not images, uint8, and their labels, int64")
+        saved = read_prepared(file) if is_zipfile(file) else {}
+        images, labels = saved.get("images"), saved.get("labels")
+        if images is None or images.dtype != torch.uint8 or images.ndim != 4:
+            raise UserError(
+                f"{file} is not prepared data: run download_data.py again"
+            )
         sets.append(InMemoryDataset(images, labels))
     return sets
+
+
+def read_prepared(file):
+    """Return the tensors in a file of torch.save(), by name."""
+    try:
+        return torch.load(file, mmap=True, weights_only=True)
+    except RuntimeError:  # this file system has no mmap: each process has a copy
+        return torch.load(file, weights_only=True)
 
 
 @functools.cache  # copied once: in each step the CPU would wait for the copy

@@ -32,7 +32,7 @@ def get_device(local_rank=None):
 
     Scripts for one process pass no local_rank. Raises UserError if torchrun started
     several processes of such a script, or if there are more processes than GPUs here
-    and they may not share them.
+    and NCCL_MULTI_RANK_GPU_ENABLE=1 does not let them share these.
     """
     if local_rank is None and dist.is_torchelastic_launched():
         world_size = os.environ["WORLD_SIZE"]
@@ -46,44 +46,18 @@ def get_device(local_rank=None):
     if gpus == 0:
         return torch.device("cpu")
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if processes > gpus:
-        check_sharing(processes, gpus)
-    index = (local_rank or 0) % gpus
-    torch.accelerator.set_device_index(index)
-    return torch.device(torch.accelerator.current_accelerator().type, index)
-
-
-def check_sharing(processes, gpus):
-    """Raise UserError unless NCCL lets this node's processes share its GPUs.
-
-    NCCL 2.30 and later do, if NCCL_MULTI_RANK_GPU_ENABLE=1:
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
-    """
-    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+    # NCCL 2.30 and later, which PyTorch 2.14 brings, let processes share a GPU:
+    # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    if processes > gpus and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
         raise UserError(
             f"{processes} processes, but {gpus} GPU on this node: use "
             f"--nproc-per-node={gpus}, or let them share it: "
             "`export NCCL_MULTI_RANK_GPU_ENABLE=1` (docs/ONE_GPU.md); in a job ask "
             f"for --gpus-per-node={processes}, not --gpus-per-task"
         )
-    if torch.cuda.is_available() and torch.cuda.nccl.version() < (2, 30):
-        version = ".".join(map(str, torch.cuda.nccl.version()))
-        raise UserError(
-            "processes can share a GPU from NCCL 2.30 on, which PyTorch 2.14 and "
-            f"later bring; here is NCCL {version}: use --nproc-per-node={gpus}"
-        )
-
-
-def count_shared_gpus():
-    """Return the number of the job's GPUs if its processes share them, else None."""
-    gpus = torch.accelerator.device_count()
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
-    sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    if sharing and os.environ.get("MASTER_ADDR") == "127.0.0.1":
-        # All "nodes" are this machine: launch_nodes.sh starts them so without Slurm.
-        processes, nodes = processes * nodes, 1
-    return gpus * nodes if 0 < gpus < processes else None
+    index = (local_rank or 0) % gpus
+    torch.accelerator.set_device_index(index)
+    return torch.device(torch.accelerator.current_accelerator().type, index)
 
 
 def pick_dtype(device, wanted=None):

@@ -1,8 +1,6 @@
 """What the download_data.py of several lessons share."""
 
 import argparse
-import socket
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,9 +10,6 @@ from torchvision.datasets.utils import check_md5
 from common.data import data_dir
 from common.errors import UserError, explain
 from common.prepare import prepare
-from common.synthetic import MARK
-
-TIMEOUT = 60  # seconds to wait for the next byte
 
 
 def download_options(doc):
@@ -27,30 +22,6 @@ def download_options(doc):
     return parser
 
 
-def target_dir(name):
-    """Return data_dir(name), or raise UserError if it has synthetic data."""
-    folder = data_dir(name)
-    if (folder / MARK).exists():
-        fix = "run `unset DATADIR`, or set DATADIR to another folder"
-        raise UserError(f"{folder} has synthetic data: {fix}")
-    return folder
-
-
-@contextmanager
-def downloading(address, source=None):
-    """Turn errors of this block into one line. source: the folder of --from."""
-    problem, fix = f"cannot download {address}", "try again, on a login node"
-    if source:
-        problem, fix = f"{source} does not have the data", "see --help"
-    old = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT)
-    try:
-        with explain(problem, fix):
-            yield
-    finally:
-        socket.setdefaulttimeout(old)
-
-
 def download_images(doc, name, raw, url, unpack, splits, size, md5=None):
     """Run the command download_data.py: get image files, and prepare() them.
 
@@ -61,12 +32,13 @@ def download_images(doc, name, raw, url, unpack, splits, size, md5=None):
     parser = download_options(doc)
     parser.add_argument("--url", default=url, help="address of the archive")
     args = parser.parse_args()
-    folder = target_dir(name)
+    folder = data_dir(name)
     source = args.source or folder / raw
     if not source.exists() and not args.source:
         folder.mkdir(parents=True, exist_ok=True)
+        problem, fix = f"cannot download {args.url}", "try again, on a login node"
         # Its own folder: somebody else may download the same at the same time.
-        with TemporaryDirectory(dir=folder) as own, downloading(args.url):
+        with TemporaryDirectory(dir=folder) as own, explain(problem, fix):
             archive, photos = Path(own, "archive"), Path(own, "photos")
             photos.mkdir()
             download_url_to_file(args.url, str(archive))

@@ -1,4 +1,4 @@
-"""A run's output: printed lines, TensorBoard scalars, and its line of results."""
+"""A run's output: printed lines, and a line of results at the end."""
 
 import json
 import os
@@ -10,31 +10,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
-from common.device import count_shared_gpus
 
 RESULTS = "logs/results.jsonl"
 
 
-class NullWriter:
-    """Stands in for a SummaryWriter where nothing is written, or not yet."""
-
-    def add_scalar(self, tag, scalar_value, global_step=None):
-        pass
-
-    def close(self):
-        pass
-
-
 class RunLog:
-    """Prints, writes TensorBoard scalars and, at the end, a line of results.jsonl.
+    """Prints a run's lines and, at the end, adds a line to logs/results.jsonl.
 
     args: the script's options, with the batch size per GPU; model: the bare one, to
     count its gradients' bytes; gpus: their number, by default one per process;
-    enabled: whether this process prints and writes, as rank 0 does. Each run has its
-    own folder, logs/...
+    enabled: whether this process prints and writes, as rank 0 does. folder is the
+    run's own, logs/..., for scripts that write more.
     """
 
     def __init__(self, args, device, model=None, gpus=None, *, enabled=True):
@@ -45,8 +32,10 @@ class RunLog:
         self.gradient_bytes = count_gradient_bytes(model) if model else None
         self.job = os.environ.get("SLURM_JOB_ID")
         self.folder = Path("logs", run_name(self.gpus, self.job))
-        self.writer = NullWriter()
         self.unit, self.epochs = "images", []
+        here = torch.accelerator.device_count()
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.gpus_shared = here if 0 < here < processes else None
         if enabled:  # a folder that cannot be made fails now, not after an epoch
             os.makedirs("logs", exist_ok=True)
         self.print_header(args.batch_size)
@@ -54,12 +43,9 @@ class RunLog:
     def print_header(self, batch_size):
         """Print the processors and the batch size, per GPU and of the job."""
         script, name = Path(sys.argv[0]).stem, processor_name(self.device)
-        shared = count_shared_gpus()
-        if shared:
-            self.print(f"{script}: {self.gpus} ranks share {shared} x {name}")
-            self.print("Ranks that share a GPU take turns: no times to compare")
-        else:
-            self.print(f"{script} on {self.gpus} x {name}")
+        self.print(f"{script} on {self.gpus} x {name}")
+        if self.gpus_shared:
+            self.print(f"Its ranks share {self.gpus_shared} GPU: compare no times")
         kind = "CPU core" if self.device.type == "cpu" else "GPU"
         kinds = f"{kind}s" if self.gpus > 1 else kind
         total = f"{self.gpus} {kinds} = {self.global_batch}"
@@ -77,36 +63,24 @@ class RunLog:
         return tqdm(batches, desc, leave=False, disable=hide)
 
     def epoch(self, epoch, count, seconds, unit="images", **parts):
-        """Print an epoch's figures, and write them for TensorBoard.
+        """Print an epoch's figures, and keep them for write_result().
 
         epoch: counted from 1; count: how many images, or what unit says, all ranks
         trained on; seconds: how long that took; parts: for example
-        train={"loss": 0.1, "accuracy": 98.7}. Without parts nothing is written for
-        TensorBoard.
+        train={"loss": 0.1, "accuracy": 98.7}.
         """
         self.epochs.append((count, seconds, time.time()))
         self.unit = unit
-        speed = count / seconds
-        line = f"Epoch {epoch}: {seconds:.1f} s, {speed:.1f} {unit}/s"
+        line = f"Epoch {epoch}: {seconds:.1f} s, {count / seconds:.1f} {unit}/s"
         for part, values in parts.items():
             line += f"; {part}"
             for name, value in values.items():
                 line += f" {name} {value:.4g}"
                 line += " %" if name == "accuracy" else ""
-                self.add_scalar(f"{part}/{name}", value, epoch)
-        if parts:
-            self.add_scalar(f"{unit}_per_second", speed, epoch)
         self.print(line)
-
-    def add_scalar(self, name, value, step):
-        """Write a number for TensorBoard in this run's folder."""
-        if self.enabled and isinstance(self.writer, NullWriter):
-            self.writer = SummaryWriter(self.folder)
-        self.writer.add_scalar(name, value, step)
 
     def write_result(self, accuracy, training_seconds=None, **fields):
         """Add this run's figures, and other fields, to logs/results.jsonl."""
-        self.writer.close()
         counts, seconds, ends = zip(*self.epochs, strict=True)
         # Leave out the first epoch, which warms up, and those after args.epochs,
         # which fine-tune.
@@ -114,8 +88,8 @@ class RunLog:
         result = {
             "script": sys.argv[0],
             "gpus": self.gpus,
-            "gpus_shared": count_shared_gpus(),  # None: each rank has its own
-            "nodes": count_nodes(),
+            "gpus_shared": self.gpus_shared,  # None: each rank has its own
+            "nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1)),  # torchrun sets it
             "device": processor_name(self.device),
             "cpu": getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name"),
             "cpus": os.cpu_count(),
@@ -134,8 +108,11 @@ class RunLog:
             "checkup": "DDP_CHECKUP" in os.environ,  # tools/checkup slows it down
         }
         if self.enabled:
-            with open(RESULTS, "a") as file:
-                file.write(json.dumps(result | fields) + "\n")
+            file = Path(RESULTS)
+            # A full disk may have left half a line: this one begins after it.
+            torn = file.exists() and file.read_text()[-1:] not in ("", "\n")
+            with file.open("a") as results:
+                results.write("\n" * torn + json.dumps(result | fields) + "\n")
         self.print(f"Result added to {RESULTS}")
 
 
@@ -150,11 +127,6 @@ def processor_name(device):
     if device.type == "cpu":
         return "CPU core"
     return torch.get_device_module(device).get_device_name(device)
-
-
-def count_nodes():
-    """Return the number of nodes of this job, which torchrun sets."""
-    return int(os.environ.get("GROUP_WORLD_SIZE", 1))
 
 
 def count_gradient_bytes(model):

@@ -10,7 +10,6 @@ from PIL import Image
 from common.data import REPOSITORY
 
 SYNTHETIC_DIR = REPOSITORY / "data" / "sample"
-MARK = "synthetic"  # an empty file that marks a folder of synthetic data
 
 
 def background(rng, width, height):
@@ -35,7 +34,6 @@ def make_synthetic_data(doc, name, splits, make):
     if not all((folder / f"{split}.pt").exists() for split in splits):
         print(f"Making {folder}", flush=True)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARK).touch()
         make(folder, args.scale)
     elif args.scale != 1:
         print(f"{folder} is there already: delete it for another --scale")

@@ -10,7 +10,8 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
-[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch jobscript_ddp.sh SCRIPT.py" >&2 && exit 2
+: "${1:?name a Python script}"
 source common/env.sh
 set_gpus 2
-exec "${PYTHON[@]}" -m common.torchrun --standalone --nproc-per-node="$GPUS" "$@"
+exec "${PYTHON[@]}" -m common.torchrun --standalone --local-addr=127.0.0.1 \
+    --nproc-per-node="$GPUS" "$1" $small "${@:2}"

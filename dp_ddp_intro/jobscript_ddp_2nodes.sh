@@ -10,6 +10,7 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
-[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch jobscript_ddp_2nodes.sh SCRIPT.py" >&2 && exit 2
+: "${1:?name a Python script}"
 source common/env.sh
-source common/launch_nodes.sh
+set_gpus 1 2 # without Slurm: two nodes on this machine, one process on each
+source common/launch_nodes.sh "$1" $small "${@:2}"

@@ -10,9 +10,9 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
-[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch jobscript_tensorflow.sh SCRIPT.py" >&2 && exit 2
+: "${1:?name a Python script}"
 FRAMEWORK=tensorflow
 source common/env.sh
 export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0 # only warnings and errors
-pick_gpus "1-${GPUS:-2}"
-exec "${PYTHON[@]}" "$@"
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1} # Slurm sets it to the job's GPUs
+exec "${PYTHON[@]}" "$1" $small "${@:2}"

@@ -10,8 +10,8 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
-[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch jobscript_tensorflow_2nodes.sh SCRIPT.py" >&2 && exit 2
+: "${1:?name a Python script}"
 FRAMEWORK=tensorflow
 source common/env.sh
 export TF_CPP_MIN_LOG_LEVEL=2 TF_ENABLE_ONEDNN_OPTS=0 # only warnings and errors
-source tensorflow_scripts/launch_workers.sh
+source tensorflow_scripts/launch_workers.sh "$1" $small "${@:2}"

@@ -7,12 +7,11 @@ torch.hub's folder: ~/.cache/torch, or TORCH_HOME if that is set.
 from torchvision.models import VGG16_Weights
 
 from backbones import VGG16_URL, WEIGHTS
-from common.download import downloading
-from common.errors import run
+from common.errors import explain, run
 
 
 def main():
-    with downloading(VGG16_URL):
+    with explain(f"cannot download {VGG16_URL}", "try again, on a login node"):
         VGG16_Weights.IMAGENET1K_V1.get_state_dict(check_hash=True)
     print(f"{WEIGHTS['vgg16']} is ready")
 

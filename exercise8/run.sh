@@ -10,6 +10,6 @@
 
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
-[[ ${1:--} == -* ]] && echo "Error: name a script: sbatch run.sh SCRIPT.py" >&2 && exit 2
+: "${1:?name a Python script}"
 source common/env.sh
-exec "${PYTHON[@]}" "$@"
+exec "${PYTHON[@]}" "$1" $small "${@:2}"

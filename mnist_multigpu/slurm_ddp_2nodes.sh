@@ -16,5 +16,6 @@ set -euo pipefail
 source common/env.sh
 mkdir -p logs # the profilers write there, whatever happens
 echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}"
-set -- mnist_ddp.py --epochs=5 --batch-size=128 "$@"
-LINE_PROFILE=1 source common/launch_nodes.sh
+set_gpus 1 2 # without Slurm: two nodes on this machine, one process on each
+LINE_PROFILE=1 source common/launch_nodes.sh \
+    mnist_ddp.py --epochs=5 --batch-size=128 $small "$@"

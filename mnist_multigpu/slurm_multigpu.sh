@@ -14,7 +14,7 @@
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
-pick_gpus "1-${GPUS:-2}" # without Slurm
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0,1} # Slurm sets it to the job's GPUs
 echo "Running on host $(hostname)"
 exec "${PYTHON[@]}" -m kernprof -o "${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof" \
-    -l mnist_multigpu.py --epochs=5 --batch-size=128 "$@"
+    -l mnist_multigpu.py --epochs=5 --batch-size=128 $small "$@"

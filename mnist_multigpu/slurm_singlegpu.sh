@@ -16,4 +16,4 @@ set -euo pipefail
 source common/env.sh
 echo "Running on host $(hostname)"
 exec "${PYTHON[@]}" -m kernprof -o "${SLURM_JOB_ID:-$$}_${SLURM_CPUS_PER_TASK:-1}.lprof" \
-    -l mnist_singlegpu.py --epochs=5 --batch-size=128 "$@"
+    -l mnist_singlegpu.py --epochs=5 --batch-size=128 $small "$@"

@@ -20,7 +20,7 @@ else
     # Plots and notebooks, in versions for the same toolchain: `module spider matplotlib`
     # module load matplotlib/... JupyterLab/...
     venv=$course/.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
-    [[ ! -d $venv ]] || source "$venv/bin/activate"
+    [[ ! -f $venv/bin/activate ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)
 export DATADIR=${DATADIR:-/mimer/NOBACKUP/groups/$account/data}

@@ -4,7 +4,7 @@ course=/projects/course/multigpu # the teacher's clone of this repository
 # module load Python/... # if the python3 of the teacher's `make venv` came from a module
 venv=$course/.venv
 [[ $framework == torch ]] || venv=$venv-$framework
-[[ ! -d $venv ]] || source "$venv/bin/activate"
+[[ ! -f $venv/bin/activate ]] || source "$venv/bin/activate"
 export DATADIR=${DATADIR:-$course/data}
 export TORCH_HOME=${TORCH_HOME:-$course/data/torch} # exercise 8: VGG16's weights
 # sbatch reads these, so nobody types them. What a student has set comes first. Edit the lines

@@ -18,7 +18,7 @@ if [[ $framework == tensorflow ]]; then
 else
     module load "${PYTORCH_MODULE:-python-pytorch}" # 2.10 in August 2026
     venv=$course/.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
-    [[ ! -d $venv ]] || source "$venv/bin/activate"
+    [[ ! -f $venv/bin/activate ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)
 export DATADIR=${DATADIR:-/scratch/$account/${USER:-$(id -un)}/data}

@@ -2,6 +2,6 @@
 # without it, the Python that is found.
 venv=$common/../.venv
 [[ $framework == torch ]] || venv=$venv-$framework
-if [[ -d $venv ]]; then
+if [[ -f $venv/bin/activate ]]; then
     source "$venv/bin/activate"
 fi

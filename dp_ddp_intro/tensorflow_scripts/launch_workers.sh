@@ -5,12 +5,11 @@ if [[ ${SLURM_JOB_ID:-} ]]; then
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 "${PYTHON[@]}" "$@"
 fi
 gpus=$(nvidia-smi --list-gpus 2> /dev/null | wc -l) || true
-((gpus >= 2)) || export CUDA_VISIBLE_DEVICES=-1
 port=$((10000 + $$ % 20000))
 workers="\"localhost:$port\", \"localhost:$((port + 1))\""
 worker() { # worker NUMBER SCRIPT [OPTIONS]
     export TF_CONFIG="{\"cluster\": {\"worker\": [$workers]}, \"task\": {\"type\": \"worker\", \"index\": $1}}"
-    pick_gpus $(($1 + 1))
+    ((gpus >= 2)) && export CUDA_VISIBLE_DEVICES=$1 || export CUDA_VISIBLE_DEVICES=-1
     exec "${PYTHON[@]}" "${@:2}"
 }
 trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
