@@ -6,7 +6,7 @@ It first trains naively (one half works while the other waits), then with each b
 split into micro-batches, so that both halves work at the same time.
 ../beyond_ddp/pipeline.py uses PyTorch's instead, on any number of GPUs.
 
-Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+Without a GPU, the run script adds the options in small.txt: a small model.
 """
 
 import argparse
@@ -81,7 +81,10 @@ def train(layers, batches, optimizer, device, num_micro_batches, width):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument(
         "--micro-batches", type=int, default=4, help="micro-batches per step"
     )

@@ -6,8 +6,8 @@
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_largedata_multigpu.py
     sbatch run-2gpus.sh solutions/strong_scaling.py               # strong scaling
 
-Trains a new head, then fine-tunes the last convolutional block. Without a GPU, add
-$SMALL (set by `source common/env.sh`): a small model and few epochs.
+Trains a new head, then fine-tunes the last convolutional block. Without a GPU, the
+run script adds the options in small.txt: a small model and few epochs.
 """
 
 import argparse
@@ -94,7 +94,10 @@ def fit(model, loaders, optimizer, epochs, device, log):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--epochs", type=positive, default=10, help="epochs")
     parser.add_argument(
         "--finetune-epochs", type=int, default=20, help="fine-tuning epochs"

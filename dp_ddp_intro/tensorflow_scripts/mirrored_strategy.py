@@ -3,7 +3,7 @@
     sbatch --gpus-per-node=1 jobscript_tensorflow.sh tensorflow_scripts/single.py
     sbatch jobscript_tensorflow.sh tensorflow_scripts/mirrored_strategy.py
 
-Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+Without a GPU, the run script adds the options in small.txt: a small model.
 """
 
 import argparse
@@ -17,7 +17,10 @@ from dataset import random_sequences
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--epochs", type=int, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
