@@ -26,7 +26,7 @@ def load_features(backbone, weights="pretrained"):
 
     They map normalised images (N, 3, H, W) to (N, 512 or 64, H // 32, W // 32).
     weights: "pretrained" or, for random weights, "none". vgg16 was pretrained on
-    ImageNet, tinyvgg on synthetic shapes (train_tinyvgg.py). Nothing is downloaded,
+    ImageNet, tinyvgg on synthetic shapes (see ANSWERS.md). Nothing is downloaded,
     since compute nodes have no network. Raises UserError if the weights are missing.
     """
     features = vgg.make_layers(BACKBONES[backbone])

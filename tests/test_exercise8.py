@@ -1,10 +1,8 @@
 """Exercise 8: trained layers, backbones, weights."""
 
-import sys
-
 import pytest
 import torch
-from conftest import REPOSITORY, load, raises_user_error, run
+from conftest import load, raises_user_error
 from fork_ranks import Run
 from record_rank import record
 
@@ -56,15 +54,3 @@ def test_tinyvgg_has_its_weights():
         assert not torch.equal(first[i].weight, random[i].weight)
     with torch.no_grad():
         assert first(torch.rand(1, 3, 150, 150)).shape == (1, 64, 4, 4)
-
-
-@pytest.mark.slow
-def test_the_script_that_trains_tinyvgg(tmp_path):
-    small = ["--images", "48", "--epochs", "1", "--batch-size", "8", "--to"]
-    command = [sys.executable, "train_tinyvgg.py", *small, tmp_path / "new.pt"]
-    done = run(command, REPOSITORY / "exercise8")
-    assert done.returncode == 0, done.stderr
-    new = torch.load(tmp_path / "new.pt")
-    old = torch.load(backbones.WEIGHTS["tinyvgg"])
-    shapes = [[(k, v.shape) for k, v in state.items()] for state in (new, old)]
-    assert shapes[0] == shapes[1]
