@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -82,9 +81,6 @@ class RunLog:
     def write_result(self, accuracy, training_seconds=None, **fields):
         """Add this run's figures, and other fields, to logs/results.jsonl."""
         counts, seconds, ends = zip(*self.epochs, strict=True)
-        # Leave out the first epoch, which warms up, and those after args.epochs,
-        # which fine-tune.
-        seconds = seconds[1 : self.args.epochs] or seconds[:1]
         result = {
             "script": sys.argv[0],
             "gpus": self.gpus,
@@ -98,10 +94,9 @@ class RunLog:
             "options": vars(self.args),
             "unit": self.unit,
             "per_epoch": counts[0],  # images, or tokens
-            "seconds_per_epoch": statistics.median(seconds),
+            "epoch_seconds": seconds,  # of all epochs, as printed
             "peak_memory_gb": peak_memory(self.device) / 1e9,
             "epoch_ends": ends,  # seconds since 1970
-            "finished": time.strftime("%FT%T%z"),
             "accuracy": accuracy,  # in %
             "training_seconds": training_seconds,
             "gradient_bytes": self.gradient_bytes,  # what DDP averages in a step

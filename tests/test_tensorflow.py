@@ -66,7 +66,7 @@ def test_two_devices_and_two_workers_follow_one_device(tmp_path):
         assert each["options"]["batch_size"] * each["gpus"] == 16
         assert each["per_epoch"] == 16 * each["options"]["sequences"]
         assert len(each["epoch_ends"]) == each["options"]["epochs"]
-        assert each["seconds_per_epoch"] > 0 and each["peak_memory_gb"] > 0.1
+        assert min(each["epoch_seconds"]) > 0 and each["peak_memory_gb"] > 0.1
         assert each["cpu"].strip() and each["cpus"] == os.cpu_count()
 
 

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import resource
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -99,11 +98,9 @@ class Report(callbacks.Callback):
             "options": vars(self.args),
             "unit": "tokens",
             "per_epoch": self.tokens,
-            # Without the first epoch, which includes building the graph.
-            "seconds_per_epoch": statistics.median(self.seconds[1:] or self.seconds),
+            "epoch_seconds": self.seconds,  # the first one builds the graph
             "peak_memory_gb": memory / 1e9,
             "epoch_ends": self.ends,  # seconds since 1970
-            "finished": time.strftime("%FT%T%z"),
             "accuracy": self.accuracy,
             "training_seconds": sum(self.seconds),
         }
