@@ -35,7 +35,7 @@ def read_result(exercise):
 
 def test_the_loss_falls(exercise):
     options = [*LEARN, "--sequences", 256, "--epochs", 3, "--batch-size", 16]
-    done = run(["bash", "jobscript.sh", "single.py", *options], exercise)
+    done = run(["bash", "jobscript.sh", "single.py", *options], exercise, SMALL="0")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     line = r"^Epoch \d: [\d.]+ s, ([\d.]+) tokens/s; train loss ([\d.]+) "
     line += r"accuracy [\d.]+ %; step milliseconds ([\d.]+)$"
@@ -62,7 +62,8 @@ def test_the_loss_falls(exercise):
 )
 def test_each_process_prints_its_input_size(launch, script, sizes, exercise):
     """With 20 sequences and a batch size of 8."""
-    done = run(["bash", launch, script, *HELLO, "--sequences", 20], exercise)
+    command = ["bash", launch, script, *HELLO, "--sequences", 20]
+    done = run(command, exercise, SMALL="0")
     assert done.returncode == 0 and done.stderr == "", done.stderr
     hello = re.findall(r"Hello from (.*)cpu with input size (\(.*?\))", done.stdout)
     assert sorted(size for _, size in hello) == sizes

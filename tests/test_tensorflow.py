@@ -130,6 +130,7 @@ def test_user_errors_are_one_line(exercise):
 
 def test_a_loss_that_is_not_finite_ends_the_run(exercise):
     command = ["bash", "jobscript_tensorflow.sh", "tensorflow_scripts/single.py"]
-    done = run([*command, *TINY, "--lr", 1e9, "--sequences", 64], exercise)
+    options = *TINY, "--lr", 1e9, "--sequences", 64
+    done = run([*command, *options], exercise, SMALL="0")
     assert done.returncode == 2 and not (exercise / "logs/results.jsonl").exists()
     assert re.fullmatch(r"Error: the loss is (nan|inf): use a .*\n", done.stderr)
