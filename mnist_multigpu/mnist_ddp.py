@@ -4,7 +4,7 @@
     sbatch slurm_multigpu.sh     # mnist_multigpu.py: DataParallel
     sbatch slurm_ddp.sh          # mnist_ddp.py: DDP
 
-Without a GPU, add $SMALL (set by `source common/env.sh`): few epochs.
+Without a GPU, the run scripts add the options in small.txt: few epochs.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, mnist
 
-USUAL_LR = {"adadelta": 1.0, "adam": 0.001, "rmsprop": 0.001}
 OPTIMIZERS = {
-    "adadelta": lambda parameters, lr: optim.Adadelta(parameters, lr),
-    "adam": lambda parameters, lr: optim.Adam(parameters, lr),
-    "rmsprop": lambda parameters, lr: optim.RMSprop(parameters, lr),
+    "adadelta": optim.Adadelta,
+    "adam": optim.Adam,
+    "rmsprop": optim.RMSprop,
 }
+LEARNING_RATES = {"adadelta": 1.0, "adam": 0.001, "rmsprop": 0.001}
 SCHEDULERS = {
     "step": lambda opt, args: lr_scheduler.StepLR(opt, 1, args.gamma),
     "exponential": lambda opt, args: lr_scheduler.ExponentialLR(opt, args.gamma),
@@ -89,20 +89,22 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
             log.print(f"Train Epoch: {epoch} [{progress}]\tLoss: {loss:.6f}")
 
 
-@torch.no_grad()
+@torch.no_grad()  # no backward pass follows, so nothing is kept for one
 @profile
 def test(model, device, test_loader, log):
     """Return {"loss": mean, "accuracy": %}."""
-    model.eval()
+    model.eval()  # without dropout, which only helps in training
     sums = torch.zeros(3, device=device)  # losses, correct answers, images
     for data, target in test_loader:
         data = data.to(device, non_blocking=True)
         target = target.to(device, non_blocking=True)
         output = model(normalise(data, MEAN, STD))
-        loss = F.nll_loss(output, target)
+        loss = F.nll_loss(output, target)  # the mean over this batch
+        # The answer is the digit with the largest log-probability. The sums stay on
+        # the GPU, because reading them for each batch would wait for it.
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     dist.all_reduce(sums)  # DDP: the sum over all ranks
-    test_metrics = to_metrics(sums)
+    test_metrics = to_metrics(sums)  # waits until the GPU has tested all batches
     correct, images = map(int, sums[1:].tolist())
     log.print(
         f"Test set: Average loss: {test_metrics['loss']:.4f}, "
@@ -112,7 +114,10 @@ def test(model, device, test_loader, log):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--batch-size", type=int, default=64, help="images per GPU")
     parser.add_argument(
         "--test-batch-size", type=int, default=1000, help="test batch size"
@@ -121,7 +126,9 @@ def main():
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, default="adadelta", help="optimizer"
     )
-    parser.add_argument("--lr", type=float, help="learning rate, if not the usual")
+    parser.add_argument(
+        "--lr", type=float, help="learning rate; None: 1.0 for adadelta, else 0.001"
+    )
     parser.add_argument(
         "--scheduler", choices=SCHEDULERS, default="step", help="schedule of --lr"
     )
@@ -145,21 +152,24 @@ def main():
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
-    train_set, test_set = mnist()
+    train_set, test_set = mnist()  # bytes in memory, made floats on the GPU
+    # channels_last is the order in memory that convolutions on tensor cores read.
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+    log.print(f"CUDA_VISIBLE_DEVICES: {visible}")  # Slurm sets it to the job's GPUs
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
     test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     batch_size = args.batch_size
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
-    loader = make_loader(
+    loader = make_loader(  # makes batches of the digits in the sampler's order
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
     test_loader = make_loader(test_set, args.test_batch_size, device)
-    lr = USUAL_LR[args.optimizer] if args.lr is None else args.lr
+    lr = LEARNING_RATES[args.optimizer] if args.lr is None else args.lr
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), lr)
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)
     start = time.perf_counter()
@@ -168,11 +178,11 @@ def main():
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients
         train(args, ddp_model, device, loader, optimizer, epoch, log)
-        seconds = time.perf_counter() - epoch_start
+        seconds = time.perf_counter() - epoch_start  # without the test
         batches = log.progress(test_loader, "test")
         test_metrics = test(model, device, batches, log)
         log.epoch(epoch, len(train_set), seconds, test=test_metrics)
-        scheduler.step()
+        scheduler.step()  # sets the learning rate of the next epoch
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     if args.save_model and rank == 0:  # DDP: one process writes
