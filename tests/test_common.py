@@ -20,7 +20,7 @@ from conftest import (
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from common import data
-from common.device import count_shared_gpus, get_device, get_ranks, pick_dtype
+from common.device import get_device, get_ranks, pick_dtype
 from common.log import RunLog
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -29,7 +29,7 @@ MODULES = sorted(file.stem for file in REPOSITORY.glob("common/[a-z]*.py"))
 
 IMPORTS = f"""
 import atexit, importlib, os, sys, warnings
-import torch, torch.distributed.run, torch.utils.tensorboard, torchvision, tqdm
+import torch, torch.distributed.run, torchvision, tqdm
 
 def state():
     settings = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
@@ -116,20 +116,8 @@ def test_ranks_share_gpus_only_if_asked_to(fake_gpus, monkeypatch):
     with raises_user_error("2 GPU on this node.*NCCL_MULTI_RANK_GPU_ENABLE=1"):
         get_device(3)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
     assert [get_device(rank).index for rank in range(4)] == [0, 1, 0, 1]
-    assert module.chosen == [0, 1, 0, 1] and count_shared_gpus() == 2
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
-    with raises_user_error(r"PyTorch 2\.14.*NCCL 2\.27\.5.*--nproc-per-node=2"):
-        get_device(3)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert get_device(1).index == 1 and count_shared_gpus() is None
-    # Two nodes of two processes each, which run on one machine:
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    assert count_shared_gpus() is None
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert count_shared_gpus() == 2
+    assert module.chosen == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -259,8 +247,7 @@ def test_each_script_runs_and_writes_a_line(launch, script, cores, exercise, sam
         assert len(re.findall(f"^{line}", done.stdout, re.M)) == 1, line
     (result,) = results(exercise)  # written by one process alone
     assert f"{result['gpus']} CPU" in cores and result["options"]["batch_size"] == 13
-    events = list((exercise / "logs").glob("*/events*"))
-    assert len(events) == 1 and len(list((exercise / "logs").iterdir())) == 2
+    assert len(list((exercise / "logs").iterdir())) == 1
 
 
 @pytest.mark.slow

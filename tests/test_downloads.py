@@ -3,7 +3,6 @@
 import hashlib
 import io
 import pickle
-import socket
 import tarfile
 import zipfile
 import zlib
@@ -15,8 +14,6 @@ import torch
 from conftest import WITH_DATA, call, load, raises_user_error, serving
 from PIL import Image
 from torchvision.models._api import Weights, WeightsEnum
-
-from common import download
 
 SETS = {exercise: load(exercise, "dataset") for exercise in WITH_DATA}
 DOWNLOADS = {exercise: load(exercise, "download_data") for exercise in WITH_DATA}
@@ -167,38 +164,10 @@ def test_two_downloads_at_once(server, datadir, monkeypatch):
     assert len(SETS["cinic_lab"].cinic()[0]) == 10
 
 
-@pytest.fixture
-def silent():
-    """Return the address of a server that accepts connections and sends nothing."""
-    with socket.create_server(("localhost", 0)) as server:
-        yield f"http://localhost:{server.getsockname()[1]}/"
-
-
-@pytest.mark.parametrize("exercise", WITH_DATA)
-def test_a_server_that_sends_nothing(exercise, silent, datadir, monkeypatch):
-    from torchvision.datasets import CIFAR100, MNIST
-
-    monkeypatch.setattr(download, "TIMEOUT", 0.2)
-    monkeypatch.setattr(MNIST, "mirrors", [silent])
-    monkeypatch.setattr(CIFAR100, "url", silent)
-    url = ["--url", silent] if exercise in ("exercise8", "cinic_lab") else []
-    with raises_user_error("^cannot download .*: try again, on a login node"):
-        call(DOWNLOADS[exercise], *url)
-    assert socket.getdefaulttimeout() is None
-    assert not list(datadir.rglob("*.pt"))
-
-
 @pytest.mark.parametrize("exercise", WITH_DATA)
 def test_a_folder_without_the_data(exercise, datadir, tmp_path):
     with raises_user_error("does not have the data .*|no folder .*: see --help$"):
         call(DOWNLOADS[exercise], "--from", tmp_path)
-
-
-@pytest.mark.parametrize("exercise", WITH_DATA)
-def test_synthetic_data_are_not_taken_for_real_ones(exercise, sample, monkeypatch):
-    monkeypatch.setenv("DATADIR", str(sample))
-    with raises_user_error("has synthetic data: run `unset DATADIR`"):
-        call(DOWNLOADS[exercise])
 
 
 def idx(numbers):

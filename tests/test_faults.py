@@ -5,7 +5,6 @@ Each is tried on one script for each way in which it may be launched.
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -121,52 +120,6 @@ def test_more_processes_than_gpus(exercise, sample):
     fails(done, "2 processes, but 1 GPU on this node: use", *words)
 
 
-def test_a_folder_or_file_that_cannot_be_written(intro):
-    """Something else is there, or the disk is full: root cannot write either."""
-    logs, command = intro / "logs", [sys.executable, "single.py", *SMALL]
-    for place, target, reason in (
-        (logs, "/dev/null", "File exists: 'logs'"),
-        (logs / "results.jsonl", intro, "Is a directory: 'logs/results.jsonl'"),
-        (logs / "results.jsonl", "/dev/full", "No space left on device"),
-    ):
-        place.parent.mkdir(exist_ok=True)
-        place.symlink_to(target)
-        done = run([*command, "--epochs=1"], intro)
-        line = rf"Error: \[Errno \d+\] {reason}: use another file, folder or disk\n"
-        assert done.returncode == 2, done.stderr
-        assert re.fullmatch(line, done.stderr), done.stderr
-        place.unlink()
-    shutil.rmtree(logs)
-    logs.symlink_to("/dev/null")
-    done = run(["bash", "jobscript_ddp.sh", "ddp.py", *SMALL], intro)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert done.stderr.count("Error: [Errno 17] File exists: 'logs'") == 1
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "open('missing')",  # often a bug: where is it?
-        "socket.create_connection(('localhost', 1))",
-        "ctypes.CDLL('libmissing.so')",
-        "os.kill(1 << 22, 0)",
-        "{}['missing']",
-    ],
-)
-def test_a_bug_has_its_traceback(error, intro):
-    script = "import ctypes, os, socket\nfrom common.errors import run\n"
-    (intro / "bug.py").write_text(f"{script}def main():\n    {error}\nrun(main)\n")
-    done = run([sys.executable, "bug.py"], intro)
-    assert done.returncode == 1 and 'bug.py", line 4' in done.stderr, done.stderr
-
-
-def test_torch_save_on_a_full_disk(intro):
-    script = "import torch\nfrom common.errors import run\n"
-    script += "run(lambda: torch.save(torch.ones(9999), '/dev/full'))\n"
-    (intro / "full.py").write_text(script)
-    fails(run([sys.executable, "full.py"], intro), "another file, folder or disk")
-
-
 def test_closed_stdout(intro):
     line = [sys.executable, "single.py", *SMALL, "--epochs=1"]
     done = run(["bash", "-c", '"$@" >&-', "bash", *line], intro)
@@ -196,23 +149,10 @@ def test_a_user_error_of_all_ranks_is_one_line(launch, intro):
     (intro / "mistake.py").write_text(script)
     done = run(["bash", launch, "mistake.py"], intro)
     done.stdout = re.sub("^Nodes: .*\n", "", done.stdout)
-    # The second node's launcher may notice first that the first one has ended.
-    done.stderr = re.sub("^torchrun: .*\n", "", done.stderr, flags=re.M)
     fails(done, "Error: a: b")
 
 
-def without_loopback(words, folder):
-    """Run a command in a network of its own, in which 127.0.0.1 is down."""
-    return run(["unshare", "--user", "--map-root-user", "--net", *words], folder)
-
-
 NAMESPACES = run(["unshare", "--user", "--net", "true"], "/").returncode == 0
-
-
-@pytest.mark.skipif(not NAMESPACES, reason="no user namespaces here")
-def test_a_machine_without_loopback(intro):
-    done = without_loopback(["bash", "jobscript_ddp.sh", "ddp.py", *SMALL], intro)
-    fails(done, "cannot reach each other at 127.0.0.1", "`ip link set lo up`")
 
 
 @pytest.mark.skipif(not NAMESPACES, reason="no user namespaces here")
@@ -223,26 +163,9 @@ def test_a_machine_whose_name_nobody_knows(intro):
     assert done.returncode == 0 and "Epoch 4: " in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "env, command, words",
-    [
-        ({"RANK": "0"}, "jobscript.sh ddp.py", "needs one process per GPU: run"),
-        ({"GPUS": "two"}, "jobscript_ddp.sh ddp.py", "GPUS=two NODES=1: these are"),
-        ({"GPUS": "0"}, "jobscript_ddp.sh ddp.py", "numbers from 1 on"),
-        (
-            {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "mi250:2"},
-            "jobscript_ddp.sh ddp.py",
-            "GPUS=mi250:2",
-        ),
-        (
-            {"SLURM_JOB_ID": "7", "NODES": "2"},
-            "jobscript_ddp_2nodes.sh ddp.py",
-            "run `unset SLURM_JOB_ID`",
-        ),
-    ],
-)
-def test_left_over_variables(env, command, words, intro):
-    fails(run(["bash", *command.split(), *SMALL], intro, **env), words)
+def test_left_over_rank(intro):
+    done = run(["bash", "jobscript.sh", "ddp.py", *SMALL], intro, RANK="0")
+    fails(done, "needs one process per GPU: run")
 
 
 def test_left_over_ranks_change_nothing_for_one_process(intro):
@@ -315,8 +238,7 @@ def test_ctrl_c_ends_all(command, intro):
     command = ["bash", *command.split(), *ENDLESS]
     status, shown = on_terminal(command, intro, stop_at="Epoch 2: ")
     assert status != 0 and "Epoch 2: " in shown, shown
-    assert "Traceback" not in shown, shown
-    # With DDP torchrun says it, not each rank (two nodes have two torchruns).
-    assert shown.count("Stopped") == 1 or "2nodes" in command[1], shown
+    # One process says where it was, as Python does; of the ranks none does.
+    assert shown.count("Traceback") == (command[1] == "jobscript.sh"), shown
     wait_for_end(intro)
     assert not (intro / "logs/results.jsonl").exists()
