@@ -1,5 +1,6 @@
-"""compare.py with results.py and html_page.py, and mfu.py."""
+"""compare.py with results.py, and mfu.py."""
 
+import csv
 import json
 import re
 import sys
@@ -7,8 +8,8 @@ import sys
 import pytest
 from conftest import REPOSITORY, fails, raises_user_error, run
 
-from compare import compare, describe, make_owner_table, make_table, print_table
-from results import find_files, name_owners, parse_run, read_runs
+from compare import compare, describe, make_table, print_table
+from results import parse_run, read_runs
 from speedup_plot import MAX_LINES, draw_speedups
 
 NAME = "pytorch_dvc_cnn_pretrained"
@@ -31,10 +32,10 @@ def result(script, gpus, speed, batch=25, **fields):
         "cpu": "Xeon",
     }
     run |= {"cpus": 64, "unit": "images", "per_epoch": 2000, "torch": "2.15.0"}
-    run["seconds_per_epoch"] = fields.get("per_epoch", 2000) / speed
-    run["epoch_ends"] = [1.0] * fields.get("epochs", 10)
+    seconds = fields.get("per_epoch", 2000) / speed
+    run["epoch_seconds"] = [seconds] * fields.get("epochs", 10)
+    run["epoch_ends"] = [1.0]
     run |= {"training_seconds": 10, "accuracy": 90.0, "peak_memory_gb": 2.0}
-    run |= {"finished": "2026-11-21T09:30:00+0100", "slurm_job": None}
     run |= {"gradient_bytes": None, "profiled": False, "gpus_shared": None}
     for name, value in fields.items():
         where = run if name in {*run, "tensorflow"} else options
@@ -96,25 +97,22 @@ def test_the_baseline_is_the_best_match():
     steps = result("train_ddp_cifar100", 2, 150, steps=9, per_epoch=900)
     one = result("train_cifar100", 1, 100, steps=20, per_epoch=1000)
     assert [row[2] for row in speedups(one, steps)] == [1, 1.5]
-    epochs = result(NAME, 1, 120), result(NAME, 1, 100, epochs=3)
-    two = result(f"{NAME}_multigpu", 2, 150, epochs=3)
-    assert speedups(*epochs, two)[-1][2] == 1.5  # not that of 10 epochs
-    one = result(NAME, 1, 130, epochs=1), result(NAME, 1, 120, epochs=2)
+    one = result(NAME, 1, 130, epochs=1, lr=2), result(NAME, 1, 120, lr=1)
+    two = result(f"{NAME}_multigpu", 2, 150)
     assert speedups(*one, two)[-1][2] == pytest.approx(1.25)  # epoch 1 is slow
 
 
 def test_a_students_script_is_compared_with_its_original():
-    """A copy has the options of its original; on one GPU it is no baseline."""
-    one, two = result("my_single", 1, 200), result("my_ddp", 2, 150)
-    rows = speedups(result("single", 1, 100), result("ddp", 2, 120), one, two)
-    assert [row[2] for row in rows] == [2, 1, 1.5, 1.2]
+    two = result("my_ddp", 2, 150)
+    rows = speedups(result("single", 1, 100), result("ddp", 2, 120), two)
+    assert [row[2] for row in rows] == [1, 1.5, 1.2]
     other = result("my_ddp", 2, 150, length=64)  # of another exercise
     assert ("my_ddp", 2, None) in speedups(result("single", 1, 100), other)
 
 
 def test_amp_is_compared_with_amp():
     ddp, single = result("cinic_ddp", 2, 190), result("cinic", 1, 50)
-    amp = result("cinic_amp", 1, 100, epochs=3)
+    amp = result("cinic_amp", 1, 100)
     assert speedups(single, amp, ddp)[-1] == ("cinic_ddp", 2, 1.9)
     assert speedups(single, ddp)[-1] == ("cinic_ddp", 2, None)
 
@@ -131,9 +129,14 @@ BUSY = f"efficiency 106%, so the machine was busy: repeat {NAME} on"
         ("no run on one GPU", None, {"workers": 2}, {}),
         ("no run on one GPU", None, {"torch": "2.8"}, {}),
         ("no run on one GPU", None, {}, {"profiled": True}),
-        ("^ran 2 of 10 epochs: stopped", 1.5, {}, {"epoch_ends": [1, 2]}),
+        (
+            "^ran 2 of 10 epochs: stopped",
+            1.5,
+            {},
+            {"epoch_seconds": 2 * [2000 / 150]},
+        ),
         ("^only one epoch: the first", 1.5, {}, {"epochs": 1}),
-        (BUSY, 2.12, {"seconds_per_epoch": 2000 / 150 * 2.12}, {}),
+        (BUSY, 2.12, {"epoch_seconds": 10 * [2000 / 150 * 2.12]}, {}),
     ],
 )
 def test_unusual_runs_have_notes(note, speedup, one, two):
@@ -181,8 +184,7 @@ def test_the_table_has_a_row_per_command():
 )
 def test_repeats_replace_a_run_on_a_busy_machine(speeds, shown, busy):
     """The row is the median run, of two the faster; a note asks for another run."""
-    busy_run = {"epoch_ends": [*range(9), 99]}
-    runs = [result(NAME, 1, n, **busy_run if n == 40 else {}) for n in speeds]
+    runs = [result(NAME, 1, n, seed=n) for n in speeds]
     (row,) = rows_of(*runs)
     assert (round(row["speed"]), row["runs"]) == (shown, len(speeds))
     assert row["spread"] == pytest.approx(max(speeds) / min(speeds) - 1)
@@ -207,8 +209,6 @@ def test_ranks_that_share_a_gpu_have_no_speedup():
     assert note.startswith("no speed-up: 2 ranks on 1 H200 take turns")
     lines, _ = make_table([one, two, ranks])
     assert [line[1] for line in lines] == ["GPUs", "1", "2", "2 ranks on 1 H200"]
-    lines, _ = make_owner_table([parse_run(shared)], [""])
-    assert lines == [["owner", "2 GPUs (1)"], ["", "shared GPU"]]
     axes, _ = draw(runs[:2]).axes
     assert [list(line.get_xdata()) for line in axes.lines] == [[1, 1]]  # ideal
 
@@ -264,24 +264,6 @@ def test_the_plot_has_a_line_per_configuration():
     assert "each dot is a run, the line their median: 1 to 2 runs" in title
 
 
-def test_the_plot_says_that_the_machine_was_busy():
-    one, two = result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 150)
-    for runs, points in (
-        ([one, two], []),
-        ([one, two, result(f"{NAME}_multigpu", 2, 90)], [(2, 1.5)]),  # the spread
-        ([one, result(NAME, 1, 50), two], [(2, 1.5)]),  # that of the baseline
-        ([one, result(f"{NAME}_multigpu", 2, 215)], [(2, 2.15)]),  # above the ideal
-        ([one, two | {"epoch_ends": [*range(9), 99]}], [(2, 1.5)]),
-    ):
-        axes, _ = draw(runs).axes
-        labels = {line.get_label(): line for line in axes.lines}
-        found = [n for n in labels if n.startswith("the machine was busy: repeat")]
-        assert len(found) == bool(points)
-        for name in found:
-            x, y = labels[name].get_data()
-            assert [*zip(x, map(float, y), strict=True)] == points
-
-
 def test_the_plot_has_few_lines(tmp_path):
     """Of a class with 200 versions of a script. It says how many are left out."""
     runs = [result("single", 1, 100)]
@@ -299,11 +281,11 @@ def hand_in(folder, **people):
         lines = [n if isinstance(n, str) else json.dumps(n) for n in lines]
         (folder / who).mkdir(parents=True)
         (folder / who / "results.jsonl").write_text("\n".join(lines) + "\n")
-    return find_files([folder])
+    return [folder / who / "results.jsonl" for who in people]
 
 
-def test_runs_of_a_class_are_merged(tmp_path, capsys):
-    """Machines have separate tables. Owners have speed-ups of their own."""
+def test_runs_of_a_class_are_merged(tmp_path):
+    """Machines have separate tables."""
     two = f"{NAME}_multigpu"
     files = hand_in(
         tmp_path,
@@ -312,22 +294,11 @@ def test_runs_of_a_class_are_merged(tmp_path, capsys):
         carl=[result(two, 2, 160, **EPYC)],
         dora=[result(NAME, 1, 2000, **EPYC | {"cpu": "AMD Ryzen"})],
     )
-    runs = read_runs(files)
-    (epyc, ours), (ryzen, _) = compare(runs).items()
+    (epyc, ours), (ryzen, _) = compare(read_runs(files)).items()
     assert "CPU core, 2 x AMD EPYC, 2000" in epyc and "2 x AMD Ryzen" in ryzen
     assert [(row["speed"], row["runs"]) for row in ours] == [(100, 2), (160, 3)]
-    assert ours[1]["owner"] == "anna, ben, carl"
     assert [row["speedup"] for row in ours] == [1, pytest.approx(1.6)]
     assert ours[1]["spread"] == pytest.approx(0.2) and not ours[1]["notes"]
-    lines, notes = make_owner_table(runs, ["anna", "ben", "carl", "dora"])
-    assert lines == [
-        ["owner", "2 GPUs (1)", "2 GPUs (2)"],
-        ["anna", "1.50", "-"],
-        ["ben", "2.00", "-"],
-        ["carl", "-", "no baseline"],
-        ["dora", "-", "-"],
-    ]
-    assert notes == [f"{two}, batch {b} on CPU core" for b in ("25 per GPU", "50")]
 
 
 def test_solutions_and_profiled_runs_are_apart():
@@ -335,18 +306,6 @@ def test_solutions_and_profiled_runs_are_apart():
     runs = [patient, patient | {"script": "solutions/patient1.py"}]
     rows = rows_of(*runs, patient | {"profiled": True}, patient)
     assert sorted(row["runs"] for row in rows) == [1, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "files, names",
-    [
-        ("logs/results.jsonl", [""]),
-        ("anna/results.jsonl ben/logs/results.jsonl", ["anna", "ben"]),
-        ("c/anna.jsonl c/ben.jsonl", ["anna", "ben"]),
-    ],
-)
-def test_the_owner_is_the_path(files, names):
-    assert [*name_owners(files.split()).values()] == names
 
 
 def test_lines_that_do_not_count_are_reported(tmp_path, capsys):
@@ -357,7 +316,6 @@ def test_lines_that_do_not_count_are_reported(tmp_path, capsys):
     checked = good | {"checkup": True}
     anna = good, "not JSON", [good], good, checked, checked | {"gpus": 2}
     files = hand_in(tmp_path, anna=anna, ben=[lacking, chatty])
-    assert find_files([*files, tmp_path / "anna"]) == files  # each once
     assert [run["speed"] for run in read_runs(files)] == [100]
     first, second, chatty, checked = capsys.readouterr().err.splitlines()
     assert f"{files[0]}: left out 2 lines, the first by JSONDecodeError: " in first
@@ -369,29 +327,30 @@ def test_lines_that_do_not_count_are_reported(tmp_path, capsys):
 
 
 def test_epochs_that_vary_have_a_note():
-    steady = result(NAME, 1, 100, epochs=4, epoch_ends=[5, 6, 7.4, 8.4])
-    busy = steady | {"epoch_ends": [5, 6, 7.6, 8.6, 99]}  # the last is fine-tuning
+    """Of the first, which is slow, and of those that fine-tune it says nothing."""
+    steady = result(NAME, 1, 100, epochs=4, epoch_seconds=[5, 1, 1.4, 1])
+    busy = steady | {"epoch_seconds": [5, 1, 1.6, 1, 99]}
     assert parse_run(steady)["notes"] == [] and parse_run(busy)["epochs"] == 4
+    assert parse_run(busy)["speed"] == 2000
     assert parse_run(busy)["notes"][0].startswith("epochs of 1.0 to 1.6 s: repeat")
 
 
-def test_compare_prints_tables_and_writes_a_plot_and_a_page(tmp_path):
-    """Names of folders are not HTML."""
-    runs = [result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 190)]
-    anna, _ = hand_in(tmp_path / "class", **{"anna": runs, "<b>ben": runs})
-    plot, page = tmp_path / "new/plot.png", tmp_path / "other/class.html"
-    command = [sys.executable, "../tools/compare.py", tmp_path / "class"]
-    command += ["--plot", plot, "--html"]
-    done = run([*command, page], REPOSITORY / "exercise8")
-    assert done.returncode == 0 and done.stdout.count("1.90") == 3, done.stderr
+def test_compare_prints_tables_and_writes_a_plot_and_a_csv_file(tmp_path):
+    """The table shows the runs of all, the CSV file each person's speed-ups."""
+    one, two = result(NAME, 1, 100), result(f"{NAME}_multigpu", 2, 190)
+    anna, ben = hand_in(tmp_path, anna=[one, two], ben=[two, result(NAME, 1, 95)])
+    plot, table = tmp_path / "new/plot.png", tmp_path / "class.csv"
+    command = [sys.executable, "../tools/compare.py", anna, ben]
+    done = run([*command, "--plot", plot, "--csv", table], REPOSITORY / "exercise8")
+    assert done.returncode == 0 and done.stdout.count(" 1.90 ") == 1, done.stderr
     assert plot.read_bytes().startswith(b"\x89PNG") and str(plot) in done.stdout
-    html = page.read_text("utf-8")
-    assert html.count("<td>1.90</td>") == 3 and html.count("<h2>") == 2
-    assert html.index("<svg") < html.index("<h2>Each owner") < html.index("<h2>pyt")
-    assert "&lt;b&gt;ben" in html and "<b>ben" not in html
-    done = run([*command, anna], REPOSITORY / "exercise8")
-    fails(done, f"{anna} is not a page")
-    assert anna.read_text()
+    rows = [*csv.DictReader(table.open())]
+    assert [(row["file"], row["gpus"], row["speedup"]) for row in rows] == [
+        (str(anna), "1", "1.0"),
+        (str(anna), "2", "1.9"),
+        (str(ben), "1", "1.0"),
+        (str(ben), "2", "2.0"),
+    ]
 
 
 def mfu(exercise, tmp_path, runs, *options):
@@ -438,7 +397,7 @@ def test_mfu_of_ranks_that_share_a_gpu_is_that_of_the_gpu(tmp_path):
 
 def test_mfu_of_a_cpu_is_relative_to_what_check_measured(tmp_path):
     cpu = {"device": "CPU core", "cpu": "AMD EPYC", "cpus": 1}
-    speed = {"per_epoch": 2000, "seconds_per_epoch": 2000 / 300}
+    speed = {"per_epoch": 2000, "epoch_seconds": [2000 / 300] * 10}
     runs = [result("ddp", 2, 1, **cpu, **GPT) | speed]
     runs.append(result("fsdp", 2, 1, bf16=True, **cpu, **GPT) | speed)
     found = {"device": "AMD EPYC", "float32_tflops": 0.1, "bfloat16_tflops": 0.4}
@@ -453,3 +412,9 @@ def test_mfu_of_a_cpu_is_relative_to_what_check_measured(tmp_path):
     tflops = 150 * gflop / 1e3
     assert ddp[-2:] == ["0.1", f"{tflops / 0.1:.0%}"]
     assert bf16[-2:] == ["0.4", f"{tflops / 0.4:.0%}"]
+
+
+def test_mfu_knows_the_models_of_three_lessons(tmp_path):
+    (tmp_path / "results.jsonl").write_text(json.dumps(result(NAME, 1, 100)) + "\n")
+    command = [sys.executable, "../tools/mfu.py", tmp_path / "results.jsonl"]
+    fails(run(command, REPOSITORY / "exercise8"), "only models of cifar100_demo")

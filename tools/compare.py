@@ -1,8 +1,8 @@
-"""Speed-up and efficiency of runs: tables, a plot, and a page for a class.
+"""Speed-up and efficiency of runs: tables and a plot.
 
     cd exercise8
-    python ../tools/compare.py logs/results.jsonl [MORE.jsonl ...]
-    python ../tools/compare.py logs/class --html logs/class.html
+    python ../tools/compare.py logs/results.jsonl
+    python ../tools/compare.py logs/class/*/results.jsonl --csv logs/class.csv
 
 Each line is a command. Options that differ between the commands have a column each.
 
@@ -12,33 +12,33 @@ speed-up      images (or tokens) per second relative to the baseline: the fastes
 efficiency    speed-up per GPU
 baseline      its batch, where that is equal in total, and not per GPU
 memory        peak on rank 0: tensors on its GPU, or without a GPU the whole process
-runs          how often the command was run. Its line is the median run: of two runs
-              the faster one, of three the one in the middle
+runs          how often the command was run, also with other --epochs or --seed. Its
+              line is the median run: of two runs the faster one, of three the one in
+              the middle
 spread        how much faster the fastest run was than the slowest
-owner         who ran it, by the name of the file or its folder
 
 A note says "repeat" until more than half of a command's runs are within 25 % of the
 fastest: other work on the machine can only slow a run down. Ranks that share a GPU
-take turns on it, so their runs have no speed-up.
+take turns on it, so their runs have no speed-up. Runs with --verbose, which print in
+each step, and runs under the checkup are left out. Runs on different machines are
+never compared: each machine has its own tables.
 
-With several owners, a table has a line for each, with the speed-ups relative to the
-owner's own runs. --html writes a page with plot and tables for a class. Runs with
---verbose, which print in each step, and runs under the checkup are left out. Runs on
-different machines are never compared: each machine has its own tables.
+With the files of a class, the tables and the plot show all runs together. --csv
+writes a file for a spreadsheet, with a line for each command in each file, whose
+speed-ups are relative to the same file's runs on one GPU.
 """
 
 import argparse
+import csv
 import json
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from textwrap import fill
 
-from common.errors import UserError
 from common.errors import run as run_main
-from html_page import write_page
 from pairs import PAIRS
-from results import find_files, name_owners, name_processors, name_row, read_runs
+from results import name_processors, name_row, read_runs
 from speedup_plot import draw_speedups
 
 # Runs may differ in these and still be compared. --profile covers the first epoch,
@@ -46,9 +46,11 @@ from speedup_plot import draw_speedups
 IGNORED_OPTIONS = {"epochs", "finetune_epochs", "lr", "gamma", "optimizer", "seed"}
 IGNORED_OPTIONS |= {"batch_size", "test_batch_size", "scheduler", "log_interval"}
 IGNORED_OPTIONS |= {"save_model", "resume", "steps", "gpu", "profile"}
-# Runs with the same values in these fields are repeats of one command.
-REPEATED = ["name", "gpus", "nodes", "machine", "size", "options", "version"]
-REPEATED += ["profiled", "gpus_shared"]
+# Runs with the same values in these fields, and the same options except for the
+# untimed ones, are repeats of one command.
+REPEATED = ["name", "gpus", "nodes", "machine", "size", "version", "profiled"]
+REPEATED += ["gpus_shared"]
+UNTIMED_OPTIONS = {"epochs", "finetune_epochs", "seed"}
 # {header: (field of a row, format)}; those that are all empty, 0 or 1 are left out.
 COLUMNS = {
     "script": ("name", "{}"),
@@ -65,9 +67,11 @@ COLUMNS = {
     "baseline": ("base_in_total", "{}"),
     "runs": ("runs", "{}"),
     "spread": ("spread", "{:.0%}"),
-    "owner": ("owner", "{}"),
     "note": ("note", "{}"),
 }
+CSV_COLUMNS = ["file", "machine", "name", "gpus", "gpus_shared", "nodes", "batch"]
+CSV_COLUMNS += ["speed", "unit", "speedup", "efficiency", "epochs", "accuracy"]
+CSV_COLUMNS += ["training_seconds", "peak_memory_gb", "runs", "spread", "options"]
 MAX_SPREAD, MAX_EFFICIENCY = 0.25, 1.05  # more: the machine was busy
 MAX_WIDTH, TITLE_WIDTH = 160, 95  # of a table and of its title, in characters
 # Tags of pairs with another training set, or with the same name on both sides
@@ -78,54 +82,28 @@ MORE_PAIRS = [("single.py", "multi_worker_mirrored.py", "MIRRORED")]  # in no li
 
 
 @cache
-def trace_pairs(script):
-    """Return the one-GPU script from which pairs lead to a script, and their tags.
-
-    A script that is on no pair's right side is the first itself.
-    """
+def find_tags(script):
+    """Return the tags of the pairs that lead from a one-GPU script to this one."""
     for left, right, tag, *_ in [*PAIRS, *MORE_PAIRS]:
         if Path(right).stem == script and tag not in NOT_COMPARED:
-            single, tags = trace_pairs(Path(left).stem)
-            return single, tags | {tag}
-    return script, frozenset()
-
-
-@cache
-def is_known(script):
-    """Return whether a script is in a pair."""
-    pairs = [*PAIRS, *MORE_PAIRS]
-    return script in {Path(file).stem for pair in pairs for file in pair[:2]}
+            return find_tags(Path(left).stem) | {tag}
+    return frozenset()
 
 
 def is_multi_gpu(script):
     """Return whether a script is for several GPUs, also where it ran on one."""
-    return bool(MULTI_GPU & trace_pairs(script)[1])
-
-
-def find_single(row, rows):
-    """Return the one-GPU script that is the baseline of a row's script.
-
-    A student's script is usually a changed copy: take the baseline of a known script
-    among `rows` that has the same options.
-    """
-    if not is_known(row["script"]):
-        for other in rows:
-            same = other["options"].keys() == row["options"].keys()
-            if same and is_known(other["script"]):
-                return trace_pairs(other["script"])[0]
-    return trace_pairs(row["script"])[0]
+    return bool(MULTI_GPU & find_tags(script))
 
 
 def summarise(runs):
     """Return the runs of one command as a row: the median run, the faster of two."""
     runs = sorted(runs, key=lambda run: run["speed"])
-    owners = sorted({run["owner"] for run in runs})
     row = runs[len(runs) // 2].copy()
     row["notes"] = [*row["notes"]]
     row["speeds"] = [run["speed"] for run in runs]
     row["runs"] = len(runs)
     row["spread"] = runs[-1]["speed"] / runs[0]["speed"] - 1
-    row["owner"] = ", ".join(owners) if len(owners) < 4 else f"{len(owners)} people"
+    row["end"] = max(run["end"] for run in runs)
     row["processors"] = str(row["gpus"])
     if row["gpus_shared"]:
         row["processors"] = name_processors(row)
@@ -133,7 +111,6 @@ def summarise(runs):
     if slower > MAX_SPREAD:  # half of the runs, or more, were disturbed
         text = f"spread {row['spread']:.0%}, so the machine was busy"
         row["notes"].append(f"{text}: repeat {name_row(row)}")
-        row["busy"] = True
     if row["epochs"] == 1:
         row["notes"].append("only one epoch: the first one is slow")
     return row
@@ -142,7 +119,7 @@ def summarise(runs):
 def comparable_options(run):
     """Return what must be the same in runs that are compared, mostly options."""
     options = {k: v for k, v in run["options"].items() if v is not None}
-    amp = "AMP" in trace_pairs(run["script"])[1]
+    amp = "AMP" in find_tags(run["script"])
     options |= {"AMP": amp, "version": run["version"]}
     options["profiled"] = run["profiled"]
     return {k: v for k, v in options.items() if k not in IGNORED_OPTIONS}
@@ -151,12 +128,11 @@ def comparable_options(run):
 def find_baseline(row, bases):
     """Return the baseline of a row, or None, and the batch that they share."""
     batches = [(row["batch_per_gpu"], "per GPU"), (row["batch"], "in total")]
-    if "STRONG" in trace_pairs(row["script"])[1]:
+    if "STRONG" in find_tags(row["script"]):
         batches.reverse()
     options = comparable_options(row)
     bases = [base for base in bases if comparable_options(base) == options]
-    epochs = row["epochs"]
-    bases.sort(key=lambda base: (base["epochs"] != epochs, base["epochs"] == 1))
+    bases.sort(key=lambda base: base["epochs"] == 1)  # a first epoch is slow
     for batch, kind in batches:
         for base in bases:
             if base["batch"] == batch:
@@ -187,7 +163,6 @@ def add_speedup(row, bases):
     if row["efficiency"] > MAX_EFFICIENCY:
         text = f"efficiency {row['efficiency']:.0%}, so the machine was busy"
         row["notes"].append(f"{text}: repeat {name_row(base)} and {name_row(row)}")
-        row["busy"] = True
 
 
 def set_differences(rows):
@@ -197,7 +172,8 @@ def set_differences(rows):
     names, same = dict.fromkeys(name for setting in settings for name in setting), ""
     for row in rows:
         row["differs"] = {}
-    names.pop("batch_size", None)  # it has a column
+    for name in ("batch_size", "finetune_epochs", "seed"):  # the first has a column
+        names.pop(name, None)
     for name in names:
         values = [setting.get(name) for setting in settings]
         if any(value != values[0] for value in values):
@@ -216,22 +192,24 @@ def compare(runs):
     """
     repeats, groups, titled = defaultdict(list), defaultdict(list), {}
     for run in runs:
-        repeats[json.dumps([run[name] for name in REPEATED])].append(run)
-    summaries = [summarise(rows) for rows in repeats.values()]
-    for row in summaries:
-        script, size = find_single(row, summaries), ""
+        options = {
+            k: v for k, v in run["options"].items() if k not in UNTIMED_OPTIONS
+        }
+        command = [options, *(run[name] for name in REPEATED)]
+        repeats[json.dumps(command)].append(run)
+    for row in map(summarise, repeats.values()):
+        size = ""
         if "steps" not in row["options"]:  # else the size grows with the GPUs
             size = f", {row['size']} {row['unit']} an epoch"
-        groups[row["machine"], script, size].append(row)
-    for (machine, script, size), rows in sorted(groups.items()):
+        groups[row["machine"], size].append(row)
+    for (machine, size), rows in sorted(groups.items()):
         rows.sort(key=lambda row: (row["gpus"], -row["speed"]))
         bases = [row for row in rows if row["gpus"] == 1]
         bases = [row for row in bases if not is_multi_gpu(row["script"])]
-        if is_known(script):  # a student's script is not a baseline
-            bases = [row for row in bases if find_single(row, []) == script]
         options = set_differences(rows)
         for row in rows:
             add_speedup(row, bases)
+        script = (bases or rows)[0]["script"]
         titled[f"{script}{options}, {machine}{size}"] = rows
     return titled
 
@@ -261,32 +239,15 @@ def make_table(rows):
     return list(zip(*columns, strict=True)), notes
 
 
-def make_owner_table(runs, owners):
-    """Return a table like make_table(): a line per owner, a column per command.
-
-    It has the speed-ups relative to each owner's own runs on one GPU.
-    """
-    owned, speedups = defaultdict(list), {owner: {} for owner in owners}
-    for run in runs:
-        owned[run["owner"]].append(run)
-    for owner in owners:
-        for rows in compare(owned[owner]).values():
-            for row in rows:
-                if row["gpus"] > 1:
-                    speedup = (
-                        f"{row['speedup']:.2f}" if row["base"] else "no baseline"
-                    )
-                    speedup = "shared GPU" if row["gpus_shared"] else speedup
-                    command = row["gpus"], f"{describe(row)} on {row['processor']}"
-                    speedups[owner][command] = speedup
-    commands = sorted({command for row in speedups.values() for command in row})
-    notes = list(dict.fromkeys(text for _, text in commands))
-    header = [f"{gpus} GPUs ({notes.index(text) + 1})" for gpus, text in commands]
-    lines = [["owner", *header]]
-    for owner in owners:
-        found = speedups[owner]
-        lines.append([owner, *(found.get(command, "-") for command in commands)])
-    return lines, notes
+def write_csv(file, runs):
+    """Write the tables of each results file as one CSV file, a line per command."""
+    with open(file, "w", newline="") as stream:
+        writer = csv.DictWriter(stream, CSV_COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        for source in dict.fromkeys(run["file"] for run in runs):
+            groups = compare(run for run in runs if run["file"] == source)
+            for rows in groups.values():
+                writer.writerows(rows)
 
 
 def print_table(lines, notes):
@@ -316,31 +277,22 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="+", help="results.jsonl files or folders")
+    parser.add_argument("files", nargs="+", help="results.jsonl files")
     parser.add_argument("--plot", default="logs/speedup.png", help="PNG to write")
-    parser.add_argument("--html", help="page to write")
+    parser.add_argument("--csv", metavar="FILE", help="table to write")
     args = parser.parse_args()
-    if args.html and not args.html.endswith(".html"):
-        raise UserError(f"--html {args.html} is not a page; give it a name.html")
-    files = find_files(args.files)
-    runs = read_runs(files)
+    runs = read_runs(args.files)
     groups = compare(runs)
-    tables = {title: make_table(rows) for title, rows in groups.items()}
-    owners = sorted({*name_owners(files).values()})
-    if len(owners) > 1:
-        title = "Each owner's speed-ups, relative to the owner's own run on one GPU"
-        tables = {title: make_owner_table(runs, owners)} | tables
-    for title, (lines, notes) in tables.items():
+    for title, rows in groups.items():
         print(f"\n{fill(title, TITLE_WIDTH)}")
-        print_table(lines, notes)
+        print_table(*make_table(rows))
     print()
-    figure = draw_speedups(groups, describe)
     Path(args.plot).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.plot, dpi=120, bbox_inches="tight")
+    draw_speedups(groups, describe).savefig(args.plot, dpi=120, bbox_inches="tight")
     print(f"Plot saved to {Path(args.plot).absolute()}")
-    if args.html:
-        write_page(args.html, figure, tables)
-        print(f"Page saved to {Path(args.html).absolute()}")
+    if args.csv:
+        write_csv(args.csv, runs)
+        print(f"Table saved to {Path(args.csv).absolute()}")
 
 
 if __name__ == "__main__":

@@ -81,10 +81,13 @@ def read_check(file):
 
 def count_flop(options):
     """Return the FLOPs of training on one image, or on one token."""
-    if "arch" in options:
+    if options.keys() >= {"arch", "image_size"}:
         return count_image_flop(options["arch"], options["image_size"])
-    sizes = [options[name] for name in ("layers", "width", "heads", "length")]
-    return count_token_flop(*sizes)
+    if options.keys() >= {"layers", "width", "heads", "length"}:
+        sizes = [options[name] for name in ("layers", "width", "heads", "length")]
+        return count_token_flop(*sizes)
+    lessons = "cifar100_demo, dp_ddp_intro and beyond_ddp"
+    raise UserError(f"only models of {lessons} can be counted: run mfu.py there")
 
 
 @cache

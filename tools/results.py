@@ -1,11 +1,9 @@
 """Runs in results.jsonl files, from one person or from a class."""
 
 import json
-import os
 import sys
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from common.errors import UserError
 
@@ -14,26 +12,6 @@ MAX_VARIATION = 1.5  # the slowest epoch by the fastest; more: the machine was b
 
 def warn(text):
     print(f"Warning: {text}", file=sys.stderr)
-
-
-def find_files(names):
-    """Return the .jsonl files in these files and folders, each file once."""
-    files = {}
-    for path in map(Path, names):
-        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            files.setdefault(file.resolve(), file)
-    return list(files.values())
-
-
-def name_owners(files):
-    """Return {file: who handed it in}: its path below the folder of all files."""
-    if len(files) == 1:
-        return {files[0]: ""}
-    paths = [os.path.abspath(file) for file in files]
-    folder = os.path.commonpath(map(os.path.dirname, paths))
-    names = [os.path.relpath(path, folder).removesuffix(".jsonl") for path in paths]
-    names = [name.removesuffix("/results").removesuffix("/logs") for name in names]
-    return dict(zip(files, names, strict=True))
 
 
 def is_verbose(run):
@@ -58,7 +36,7 @@ def read_runs(files):
     Lines that are not runs are left out, and so are runs whose speed says nothing:
     those with --verbose, and those under the checkup.
     """
-    runs, owners = [], name_owners(files)
+    runs = []
     for file in files:
         try:
             text = Path(file).read_text("utf-8-sig", errors="replace")
@@ -69,7 +47,7 @@ def read_runs(files):
         lines = [line for line in text.split("\n") if line.strip()]
         for line in dict.fromkeys(lines):  # each once
             try:
-                runs.append(parse_run(json.loads(line), owners[file]))
+                runs.append(parse_run(json.loads(line)) | {"file": str(file)})
             except (ValueError, TypeError, LookupError, ArithmeticError) as error:
                 broken.append(f"{type(error).__name__}: {error}")
         if broken:
@@ -81,19 +59,18 @@ def read_runs(files):
     return runs
 
 
-def parse_run(fields, owner=""):
+def parse_run(fields):
     """Return a run: the fields that RunLog wrote, and what compare.py needs besides.
 
     script, name: its stem, without and with the folder in which it was started
     batch: of all GPUs; speed, size: images (or tokens) per second, and per epoch
     processor: a GPU's name, or "CPU core"; machine: with the CPU's name
-    epochs: epochs that ran, without fine-tuning
-    busy: whether other work on the machine slowed it down
+    epochs: epochs that ran, without fine-tuning; end: of the last, in seconds
     gpus_shared: how many GPUs the `gpus` ranks share, or None if each has its own
     notes: what is unusual about the run, in words
     """
     run = dict.fromkeys(["accuracy", "training_seconds", "gpus_shared"])
-    run |= fields | {"owner": owner, "notes": [], "busy": False}
+    run |= fields | {"notes": []}
     options = run["options"]
     path = Path(run["script"])
     run["script"] = path.stem
@@ -102,19 +79,17 @@ def parse_run(fields, owner=""):
     run["batch"] = run["batch_per_gpu"] * run["gpus"]
     run["profiled"] = run.get("profiled") is True
     run["version"] = str(run.get("tensorflow") or run.get("torch"))
+    seconds = run["epoch_seconds"][: options["epochs"]]  # later ones fine-tune
+    run["epochs"], run["end"] = len(seconds), run["epoch_ends"][-1]
+    seconds = seconds[1:] or seconds  # the first epoch warms up
     run["size"] = run["per_epoch"]
-    run["speed"] = run["size"] / run["seconds_per_epoch"]
-    run["end"] = datetime.fromisoformat(run["finished"][:19])
+    run["speed"] = run["size"] / median(seconds)
     run["processor"] = run["machine"] = run["device"]  # a GPU's name is enough
     if run["processor"].startswith("CPU core"):
         run["machine"] += f", {run['cpus']} x {run['cpu']}"
-    ends = run["epoch_ends"][: options["epochs"]]
-    run["epochs"] = len(ends)
-    seconds = [end - start for start, end in pairwise(ends)]  # from epoch 2
-    if seconds and max(seconds) > MAX_VARIATION * min(seconds):
+    if max(seconds) > MAX_VARIATION * min(seconds):
         text = f"epochs of {min(seconds):.1f} to {max(seconds):.1f} s: repeat"
         run["notes"].append(f"{text} {name_row(run)} while nothing else runs")
-        run["busy"] = True
     if run["epochs"] < options["epochs"]:
         text = f"ran {run['epochs']} of {options['epochs']} epochs"
         run["notes"].append(f"{text}: stopped or resumed")

@@ -6,7 +6,7 @@ from textwrap import fill
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from palette import GREY, ROSE, SERIES
+from palette import GREY, SERIES
 
 MAX_LINES = 10  # more cannot be told apart; the table has all
 MARKERS = "os"
@@ -73,11 +73,6 @@ def draw_speedups(groups, describe):
         marker = MARKERS[i // len(SERIES) % len(MARKERS)]
         draw_line(axes, right, name, rows, SERIES[i % len(SERIES)], marker)
     rows = [row for rows in shown.values() for row in rows]
-    if busy := [row for row in rows if row["busy"] or row["base"]["busy"]]:
-        points = [(row["gpus"], row["speedup"]) for row in busy]
-        style = {"markersize": 16, "markerfacecolor": "none", "color": ROSE}
-        label = "the machine was busy: repeat, as the table says"
-        axes.plot(*zip(*points, strict=True), "o", label=label, **style)
     most = max([row["gpus"] for row in rows], default=1)
     axes.plot([1, most], [1, most], "--", color=GREY, label="ideal")
     axes.set(xlabel="GPUs or CPU cores", ylabel="speed-up (filled)")
