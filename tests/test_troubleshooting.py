@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -332,6 +334,45 @@ def test_message_of_a_setting(variable, value, message, tmp_path):
     env = {"MASTER_ADDR": "localhost", "MASTER_PORT": free_port(), variable: value}
     done = run([sys.executable, "-c", MEET], tmp_path, **env)
     assert done.returncode and message in done.stderr and message in PAGE
+
+
+def test_another_torch_hides_ours(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    message = "cannot import name 'nn' from 'torch'"
+    command = [sys.executable, "-c", "from torch import nn"]
+    done = run(command, tmp_path, PYTHONPATH=tmp_path)
+    assert message in done.stderr and message in PAGE
+
+
+def test_too_little_memory_to_import_torch(tmp_path):
+    message = "failed to map segment from shared object"
+    program = f"ulimit -v 400000; {sys.executable} -c 'import torch'"
+    done = run(["bash", "-c", program], tmp_path)
+    assert message in done.stderr and message in PAGE
+
+
+@pytest.mark.parametrize("length, ends", [(75, 0), (76, 1)])
+def test_path_of_the_workers_socket(length, ends, tmp_path):
+    """The page's limit for TMPDIR. A DataLoader's workers open such a socket."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        folder = Path(short, "x" * (length - len(short) - 1))
+        folder.mkdir()
+        program = "from multiprocessing import connection\n"
+        program += "connection.Listener(family='AF_UNIX')"
+        done = run([sys.executable, "-c", program], tmp_path, TMPDIR=folder)
+    assert done.returncode == ends
+    assert ends == 0 or "AF_UNIX path too long" in done.stderr
+    assert "AF_UNIX path too long" in HEADS and "may have at most 75" in PAGE
+
+
+@pytest.mark.slow
+def test_no_compiler(tmp_path):
+    message = "No working C++ compiler found in torch._inductor.config.cpp.cxx"
+    program = "import torch; torch.compile(torch.sin)(torch.ones(9))"
+    done = run([sys.executable, "-c", program], tmp_path, CXX="no-such-compiler")
+    assert message in done.stderr and message in PAGE
+    assert "InvalidCxxCompiler" in done.stderr and "InvalidCxxCompiler" in PAGE
 
 
 def test_launcher_of_old_scripts(tmp_path, monkeypatch):
