@@ -5,6 +5,7 @@
 set -euo pipefail
 CDPATH= cd "$(dirname "$0")/exercise8"
 source common/env.sh
+export SMALL=0 # the options for GPUs and for CPU cores are the same here
 options=(--backbone tinyvgg --epochs 10 --finetune-epochs 2)
 gpus=0 runs=2
 

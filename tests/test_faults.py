@@ -136,6 +136,15 @@ def test_a_copy_without_symbolic_links(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+def test_a_failed_environment_leaves_nothing(tmp_path):
+    """As on Ubuntu without python3-venv: env.sh would look for its activate."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nmkdir .venv\nexit 1\n")
+    python.chmod(0o755)
+    done = run(["bash", REPOSITORY / "install.sh", python], tmp_path, TORCH="cpu")
+    assert done.returncode == 1 and not (tmp_path / ".venv").exists()
+
+
 def test_an_infinite_loss(intro):
     done = run(["bash", "jobscript_ddp.sh", "ddp.py", *SMALL, "--lr=1e9"], intro)
     line = r"(Error: the loss is (nan|inf): use a smaller --lr.*\n)+"  # of each rank
