@@ -170,33 +170,26 @@ def slowest_link(n, links):
     return min(speeds)
 
 
-def all_reduce_parts(size, n, links, network_factor=1):
-    """Return the faster algorithm, and its seconds of latency and of transfer.
+def all_reduce_formula(size, n, links, network_factor=1):
+    """Return the seconds of an all-reduce by the faster of NCCL's two algorithms.
 
     size: bytes; n: GPUs; network_factor: a factor on the links' bandwidth.
     """
     nodes = math.ceil(n / links.gpus_per_node)
     gpus_per_node = min(n, links.gpus_per_node)
-    bandwidth = slowest_link(n, links) * network_factor
+    bandwidth = slowest_link(n, links) * network_factor * 1e9
     hop, network_hop = links.hop["inside"], links.hop["between"]
     between = 2 * (nodes - 1)
     inside = 2 * (n - 1) - between
     latency = links.startup + inside * hop + between * network_hop
     if nodes > 1 and links.has_trees:
         latency *= RING_PENALTY
-    ring = "ring", latency, size * 2 * (n - 1) / n / bandwidth / 1e9
+    ring = latency + size * 2 * (n - 1) / n / bandwidth
     if not links.has_trees:
         return ring
     hops = 2 * (gpus_per_node - 1) * TREE_HOP + 2 * math.log2(nodes) * network_hop
-    transfer = 2 * size / bandwidth / TREE_EFFICIENCY / 1e9
-    tree = "tree", links.startup + hops, transfer
-    return min(ring, tree, key=lambda parts: parts[1] + parts[2])
-
-
-def all_reduce_formula(size, n, links, network_factor=1):
-    """Return the seconds of an all-reduce by NCCL's formulas."""
-    _, latency, transfer = all_reduce_parts(size, n, links, network_factor)
-    return latency + transfer
+    tree = links.startup + hops + 2 * size / bandwidth / TREE_EFFICIENCY
+    return min(ring, tree)
 
 
 def all_reduce_seconds(size, n, links, network_factor=1):

@@ -23,9 +23,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
-from common.errors import UserError
+from common.errors import UserError, positive
 from common.errors import run as run_main
-from explain import explain_step
 from links import load_json, load_site, make_links
 from step_model import Step, Workload, best_and_worst, fit, fit_compute, predict_step
 
@@ -71,7 +70,9 @@ def predict_rows(workload, links, images, max_gpus, global_batch=None):
         nodes = ceil(n / links.gpus_per_node)
         rows.append(Row(n, nodes, batch, epoch_seconds, step, best, worst))
     if not rows:
-        raise UserError("an epoch is less than one batch; increase --images")
+        raise UserError(
+            "an epoch has less than one batch: run with a smaller --batch-size"
+        )
     return rows
 
 
@@ -136,12 +137,11 @@ def step_seconds(run):
     return run["batch"] * run["options"].get("length", 1) / run["speed"]
 
 
-def measured_workload(files, images, links):
+def measured_workload(files, links):
     """Return the newest runs' Workload, images per epoch, unit, speed-ups, and runs.
 
-    images: per epoch, or None to use those of the runs. Speed-ups are all that were
-    measured: [(baseline's batch, GPUs, speed-up)]. The runs are compare()'s on the
-    fewest GPUs and, if those are one, on two.
+    Speed-ups are all that were measured: [(baseline's batch, GPUs, speed-up)]. The
+    runs are compare()'s on the fewest GPUs and, if those are one, on two.
     """
     runs = leave_out(read_runs(files), "whose ranks share a GPU", shares_gpus)
     groups = compare(runs).values()
@@ -164,8 +164,8 @@ def measured_workload(files, images, links):
             base, on_two = run["base"], run
     if not base.get("gradient_bytes"):
         raise UserError("no gradient_bytes in these runs; run a DDP script's pair")
-    if base["options"].get("steps") and not images:
-        raise UserError("these runs had --steps; add --images, those of an epoch")
+    if base["options"].get("steps"):
+        raise UserError("these runs had --steps; run the script without it")
     batch = base["batch_per_gpu"]
     workload = Workload(batch, base["gradient_bytes"], 0)
     if single:
@@ -184,7 +184,7 @@ def measured_workload(files, images, links):
         workload = fit("sync_overhead", step_seconds(on_two), 2, workload, links)
     length = base["options"].get("length", 1)  # of a sequence, in tokens
     unit = "sequences" if length > 1 else base["unit"]
-    images = images or base["size"] // length
+    images = base["size"] // length
     speedups = [
         (r["base_batch"], r["gpus"], r["speedup"]) for r in several if r["base"]
     ]
@@ -201,12 +201,12 @@ def count_flop(name):
     return counter.get_total_flops(), sum(p.numel() for p in model.parameters())
 
 
-def arithmetic_seconds(flop, site, precision):
+def arithmetic_seconds(flop, site):
     """Return the seconds of an image of so many FLOPs, at ResNet-50's FLOP/s."""
     if "resnet50" not in site:
         text = "no speed of ResNet-50 in this site"
         raise UserError(f"{text}; add --speed and --gradient-mb, not --model")
-    return flop / count_flop("resnet50")[0] / site["resnet50"][precision]
+    return flop / count_flop("resnet50")[0] / site["resnet50"]["fp32"]
 
 
 def parse_options():
@@ -218,16 +218,12 @@ def parse_options():
     parser.add_argument("--site", help="name or file of a site")
     parser.add_argument("--model", help="torchvision model, without runs")
     parser.add_argument("--speed", type=float, help="images/s, without runs")
-    parser.add_argument("--speed-gpus", type=int, default=1, help="GPUs of --speed")
     parser.add_argument("--gradient-mb", type=float, help="MB, without runs")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
-    parser.add_argument("--amp", action="store_true", help="16 bits, for ResNet-50")
-    parser.add_argument("--gflop", type=float, help="of training on an image")
-    parser.add_argument("--images", type=int, help="images per epoch")
-    parser.add_argument("--global-batch-size", type=int, help="for strong scaling")
-    parser.add_argument("--loader-rate", type=int, help="images/s of a GPU's loader")
-    parser.add_argument("--gpus", type=int, default=1024, help="most GPUs")
-    parser.add_argument("--explain", type=int, metavar="GPUS", help="arithmetic")
+    parser.add_argument(
+        "--batch-size", type=positive, default=32, help="images per GPU"
+    )
+    parser.add_argument("--loader-rate", type=positive, help="images/s of a loader")
+    parser.add_argument("--gpus", type=positive, default=1024, help="most GPUs")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="plot to write")
     args = parser.parse_args()
     if not args.site and not args.check:
@@ -238,25 +234,19 @@ def parse_options():
     raise UserError("no runs; add a file, --model, or --speed and --gradient-mb")
 
 
-def make_workload(args, links, site):
+def make_workload(args, site):
     """Return the Workload of --speed or --model."""
     flop, parameters = count_flop(args.model) if args.model else (0, 0)
     gradient_bytes = args.gradient_mb * 1e6 if args.gradient_mb else 4 * parameters
-    workload = Workload(args.batch_size, gradient_bytes, 0)
-    if args.speed:
-        n, seconds = args.speed_gpus, args.speed_gpus * args.batch_size / args.speed
-        return fit("sample_seconds", seconds, n, workload, links)
-    seconds = arithmetic_seconds(flop, site, "fp16" if args.amp else "fp32")
-    return replace(workload, sample_seconds=seconds)
+    seconds = 1 / args.speed if args.speed else arithmetic_seconds(flop, site)
+    return Workload(args.batch_size, gradient_bytes, seconds)
 
 
 def warn_if_host_bound(args, workload, site):
     """Warn if a step takes much longer than its arithmetic."""
-    measured = args.files or args.speed
-    if not (measured and (args.gflop or args.model) and "resnet50" in site):
+    if not ((args.files or args.speed) and args.model and "resnet50" in site):
         return
-    flop = args.gflop * 1e9 / 3 if args.gflop else count_flop(args.model)[0]
-    seconds = arithmetic_seconds(flop, site, "fp16" if args.amp else "fp32")
+    seconds = arithmetic_seconds(count_flop(args.model)[0], site)
     ratio = workload.batch_seconds / workload.batch / seconds
     if ratio > HOST_BOUND:
         text = f"a step takes {ratio:.1f} times as long as at ResNet-50's FLOP/s"
@@ -295,17 +285,17 @@ def main():
     if "between" not in links.bandwidth and max_gpus > links.gpus_per_node:
         print("No links between nodes are known; add a --check of two nodes\n")
         max_gpus = links.gpus_per_node
-    images, unit, speedups, runs = args.images or IMAGENET, "images", [], []
+    images, unit, speedups, runs = IMAGENET, "images", [], []
     if args.files:
-        found = measured_workload(args.files, args.images, links)
+        found = measured_workload(args.files, links)
         workload, images, unit, speedups, runs = found
     else:
-        workload = make_workload(args, links, site)
+        workload = make_workload(args, site)
     workload.loader_rate = args.loader_rate or inf
-    global_batch = args.global_batch_size or workload.batch
+    batch = workload.batch
     tables = {
-        f"Weak scaling, {workload.batch} per GPU: if you keep --batch-size": None,
-        f"Strong scaling, {global_batch} in total: if you divide it": global_batch,
+        f"Weak scaling, {batch} per GPU: if you keep --batch-size": None,
+        f"Strong scaling, {batch} in total: if you divide it": batch,
     }
     watts = site.get("watts", {}).get("per_gpu")
     on_gpus = not (runs and runs[0]["processor"].startswith("CPU core"))
@@ -322,11 +312,8 @@ def main():
         print(title)
         print_rows(rows, unit, watts, on_gpus)
         print(format_verdict(rows, workload, max_gpus), end="\n\n")
-        batch = f"{shared} in total" if shared else f"{workload.batch} per GPU"
-        plotted[title] = rows, [(n, s) for base, n, s in speedups if base == batch]
-    if args.explain:
-        gpus = min(args.explain, max_gpus)
-        print(*explain_step(gpus, workload, links), sep="\n", end="\n\n")
+        kind = f"{batch} in total" if shared else f"{batch} per GPU"
+        plotted[title] = rows, [(n, s) for base, n, s in speedups if base == kind]
     print_sources(args, runs, links, site, workload, unit)
     if args.plot:
         args.plot.parent.mkdir(parents=True, exist_ok=True)
