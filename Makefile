@@ -29,7 +29,7 @@ bench: venv # measure speeds against ceilings and naive versions
 test-gpu: # check everything that needs a GPU, on one or more; writes a file to send
 	@source common/env.sh && cd bench && PYTHONPATH=. "$${PYTHON[@]}" ../tests/gpu.py $(GPU)
 
-rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
+rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--students 20"
 	@$(PYTHON) tools/rehearse.py "$(LESSON)" $(REHEARSE)
 
 pages: venv # build the site in build/pages: READMEs, answers, pairs line by line
