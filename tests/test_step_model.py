@@ -61,20 +61,6 @@ def test_checks_of_different_groups_combine():
     assert all_reduce_seconds(16 * MIB, 2, make_links(None, (slower, small))) == 1
 
 
-def test_pairs_of_a_check_show_what_gpus_share():
-    """8 GPUs were measured; 2 do not share, and are four times as fast."""
-    eight = check(1, 8, "nccl", lambda size: 14 / 8 * size / 1e9)
-    row = {"processes": 8, "bytes": 64 * MIB}
-    row |= {"alone_seconds": 0.016 * MIB / 1e6, "at_once_seconds": 0.064 * MIB / 1e6}
-    links = make_links(None, [eight | {"pairs": [row]}])
-    assert links.overlap == 0.1
-    eight_seconds = all_reduce_seconds(16 * MIB, 8, links)
-    assert eight_seconds == pytest.approx(14 / 8 * 16 * MIB / 1e9)
-    two_seconds = all_reduce_seconds(16 * MIB, 2, links)
-    assert two_seconds == pytest.approx(16 * MIB / 4e9, rel=0.1)
-    assert make_links(None, [eight]).overlap == 1  # without the pairs
-
-
 def test_a_step_has_the_predicted_parts():
     """Buckets of 1 MiB, 25 MiB, ... follow one another, each when it is ready."""
     free = replace(RING, bandwidth={"between": 1e9}, hop={"inside": 0, "between": 0})

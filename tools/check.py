@@ -12,28 +12,35 @@ It needs only PyTorch and machine.py: copy both to any cluster, and run
 (If that prints nothing for ten seconds, the host's own name does not resolve: add
 --local-addr=127.0.0.1.)
 
-Prints the devices of each process, the speed of communication, of matrix products
-and of reading DATADIR. The last line says that all is well, or what is wrong and
-what to do. It takes less than two minutes. logs/check-JOB.json, or `--to FILE`, has
-all results. Ranks that do not answer within 60 seconds are named.
+Prints which PyTorch it found, the devices of all processes, and the speed of
+communication, of matrix products and of reading DATADIR. The last line says that all
+is well, or what is wrong and what to do. It takes less than two minutes. The file
+logs/check-JOB.json, or that of `--to FILE`, contains all results. Ranks that do not
+answer within 60 seconds are named.
 
 Exit status: 0; 1 if something is wrong; 2 if the check had to stop.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:  # also if another module's torch comes first
+    torch = importlib.util.find_spec("torch")
+    text = f"Error: {error}. The torch that Python found is {torch and torch.origin}"
+    sys.exit(f"{text}; if PYTHONPATH leads there, `unset PYTHONPATH`")
 
 import machine
 
@@ -53,10 +60,9 @@ class Job:
 
     Keys of `found`: backend; nodes (names); finished (the time, or null);
     gpus_shared (the number of GPUs, if ranks share them, or null);
-    processes (describe_process() and matmul_tflops() of each rank); all_reduce (over
-    a node or "all", nodes, processes, bytes, seconds, bus_gb_per_s, correct); pairs
-    (processes, bytes, alone_seconds, at_once_seconds); data (read_data() of each
-    node); problems, warnings
+    processes (describe_process() and matmul_tflops() of all ranks); all_reduce (over
+    a node or "all", nodes, processes, bytes, seconds, bus_gb_per_s, correct); data
+    (read_data() of all nodes); problems, warnings
     """
 
     def __init__(self, file):
@@ -65,12 +71,12 @@ class Job:
         self.problems, self.warnings = [], []
         name = os.environ.get("SLURM_JOB_ID", int(time.time()))
         self.file = file or Path("logs", f"check-{name}.json")
-        lists = "nodes", "processes", "all_reduce", "pairs", "data"
+        lists = "nodes", "processes", "all_reduce", "data"
         self.found = dict.fromkeys(["backend", "finished", "gpus_shared"])
         self.found |= {name: [] for name in lists}
         self.found |= {"problems": self.problems, "warnings": self.warnings}
         self.save()
-        self.print(machine.describe_versions())
+        self.print(f"{machine.describe_versions()}\ntorch is {torch.__file__}")
         self.store = dist.HashStore()
         if self.size > 1:
             store, *_ = next(dist.rendezvous("env://", timeout=WAIT))
@@ -123,18 +129,14 @@ class Job:
         """Write the results; if that fails, print why and end this process."""
         if self.rank != 0:
             return
-        part = self.file.with_name(f"{self.file.name}.part")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(self.found, indent=1) + "\n")
-            part.replace(self.file)
+            self.file.write_text(json.dumps(self.found, indent=1) + "\n")
         except OSError as error:
-            text = f"cannot write {self.file} ({error}); use `--to FILE`, with"
-            print(
-                f"Error: {text} a file that you may write",
-                file=sys.stderr,
-                flush=True,
+            text = (
+                f"Error: cannot write {self.file} ({error}); use `--to FILE`, with"
             )
+            print(text, "a file that you may write", file=sys.stderr, flush=True)
             os._exit(2)
 
     def print(self, text):
@@ -168,14 +170,17 @@ def check_processes(job):
             text = f"{node} is busy, with {busy}: check again when it is idle"
             job.warnings.append(text)
         if row["gpus_unseen"]:
+            text = f"PyTorch sees none of this job's GPUs on {node}: install a"
+            job.problems.append(f"{text} PyTorch for their driver (see line 1)")
+        if row["tmpdir_problem"]:
             text = (
-                f"PyTorch sees none of this job's GPUs on {node}: install a PyTorch"
+                f"on {node} TMPDIR {row['tmpdir_problem']}: `export TMPDIR=FOLDER`"
             )
-            job.problems.append(f"{text} for them and for their driver (see line 1)")
+            job.problems.append(f"{text} with a short path and some free space")
 
 
 def check_gpu_sharing(job, gpus):
-    """Print which ranks share a GPU, and whether that was asked for and works.
+    """Print which ranks share a GPU, and whether that was asked for.
 
     gpus: {(node, UUID): rows of describe_process()}; without a GPU a UUID is None.
     """
@@ -188,9 +193,6 @@ def check_gpu_sharing(job, gpus):
         text = f"ranks {ranks} on {node} share GPU {gpu}"
         if not asked:
             text += ": start one torchrun there, with a process for each GPU"
-            job.problems.append(text)
-        elif not machine.can_share_gpus():
-            text += ", which needs NCCL 2.30: install PyTorch 2.14 or later"
             job.problems.append(text)
         else:
             text += ", as NCCL_MULTI_RANK_GPU_ENABLE asks for: they take turns, so"
@@ -237,40 +239,6 @@ def measure_all_reduce(job, group):
     return rows
 
 
-def check_pairs(job):
-    """Print how fast pairs of a node's ranks all-reduce: one alone, and all at once.
-
-    Pairs that are slower at once share a link, such as the one of a PCIe switch, or
-    the host's memory. The slowest pair counts.
-    """
-    pairs = [(rank, rank + 1) for rank in range(0, job.size - 1, 2)]
-    pairs = [pair for pair in pairs if job.nodes[pair[0]] == job.nodes[pair[1]]]
-    most = max(Counter(job.nodes[first] for first, _ in pairs).values(), default=0)
-    if most < 2:
-        return
-    size = job.sizes[:5][-1]
-    slowest = partial(longest, job.device, dist.group.WORLD)
-
-    def time_pairs(pairs):
-        """Return the seconds of these pairs' all-reduces; the other ranks wait."""
-        operation = dist.get_rank  # does nothing
-        if any(job.rank in pair for pair in pairs):
-            operation = partial(dist.all_reduce, x, group=groups[job.rank])
-        return machine.median_seconds(operation, job.device, slowest)
-
-    with job.deadline(f"all_reduce of {size} bytes by pairs"):
-        x, groups = torch.zeros(size // 4, device=job.device), {}
-        for pair in pairs:
-            groups |= dict.fromkeys(pair, dist.new_group(pair))
-        alone, at_once = time_pairs(pairs[:1]), time_pairs(pairs)
-    row = {"processes": 2 * most, "bytes": size}
-    row |= {"alone_seconds": alone, "at_once_seconds": at_once}
-    job.found["pairs"].append(row)
-    one, each = bus_bandwidth(2, size, alone), bus_bandwidth(2, size, at_once)
-    text = f"{most} pairs of a node, all_reduce of {size} bytes, bus GB/s: one alone"
-    job.print(f"{text} {one:.4g}, each of all at once {each:.4g}")
-
-
 def check_network(job):
     """Print the speed of all-reduces, within each node and over all nodes."""
     if job.size == 1:
@@ -300,7 +268,6 @@ def check_network(job):
         if not row["correct"]:
             text = f"all_reduce of {size} bytes over {over} gives wrong numbers"
             job.problems.append(f"{text}: tell the administrators; {IOMMU_HINT}")
-    check_pairs(job)
     largest = {row["over"]: row["bytes"] for row in rows}
     for over, size in largest.items():
         if size < job.sizes[-1]:
@@ -324,6 +291,9 @@ def check_data(job):
         if row["error"]:
             text = f"{row['node']} cannot read DATADIR, {row['error']}: set DATADIR "
             job.problems.append(f"{text}to a folder that all nodes can read")
+        for name in row["unprepared"]:
+            text = f"{name} is not prepared data: run download_data.py again"
+            job.problems.append(f"{row['node']}: {text}")
 
 
 def main():

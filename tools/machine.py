@@ -3,10 +3,12 @@
 import os
 import platform
 import re
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from statistics import median
+from zipfile import is_zipfile
 
 import torch
 import torch.distributed as dist
@@ -42,9 +44,17 @@ def describe_versions():
     return f"PyTorch {torch.__version__}, {built}, driver {driver}"
 
 
-def can_share_gpus():
-    """Return whether NCCL lets several ranks share a GPU."""
-    return dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 30)
+def find_tmpdir_problem():
+    """Return what is wrong with the folder for temporary files, or None."""
+    folder = os.environ.get("TMPDIR", "/tmp")
+    if len(folder) + 40 > 108:  # AF_UNIX's limit; Python adds names of its own
+        text = "too long for the sockets of DataLoader's workers"
+        return f"has {len(folder)} characters, {text}"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(2**20))
+    except OSError as error:
+        return f"cannot be written ({error})"
 
 
 def describe_process(rank, device):
@@ -64,6 +74,7 @@ def describe_process(rank, device):
     found["cpus"] = re.search("Cpus_allowed_list:\t(.*)", status)[1]
     found["cpu_count"] = len(os.sched_getaffinity(0))
     found["threads"] = torch.get_num_threads()
+    found["tmpdir_problem"] = find_tmpdir_problem()
     found["load"], found["node_cpu_count"] = os.getloadavg()[0], os.cpu_count()
     return found | {"versions": describe_versions()}
 
@@ -101,10 +112,23 @@ def matmul_tflops(device):
     return found
 
 
+def is_prepared(file):
+    """Return whether a file contains images as the scripts need them."""
+    if not is_zipfile(file):
+        return False
+    try:
+        saved = torch.load(file, mmap=True, weights_only=True)
+    except RuntimeError:  # this file system has no mmap
+        saved = torch.load(file, weights_only=True)
+    images = saved.get("images")
+    return images is not None and images.dtype == torch.uint8 and images.ndim == 4
+
+
 def read_data(root):
     """Return which exercises have their data in root, and the reading speed."""
     found = {"node": NODE, "datadir": str(root), "exercises": [], "error": None}
-    found["file"], files = None, []
+    found |= {"file": None, "unprepared": []}
+    files = []
     try:
         os.listdir(root)  # raises an error, where is_file() says no
         for exercise, names in REQUIRED_FILES.items():
@@ -120,6 +144,7 @@ def read_data(root):
                 start = time.perf_counter()
                 size = len(file.read(128 * 2**20))
             found["read_gb_per_s"] = size / (time.perf_counter() - start) / 1e9
-    except OSError as error:
-        found["error"] = f"{error.strerror}: {error.filename}"
+        found["unprepared"] = [str(file) for file in files if not is_prepared(file)]
+    except (OSError, RuntimeError) as error:
+        found["error"] = str(error).splitlines()[0]
     return found

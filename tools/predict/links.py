@@ -78,18 +78,14 @@ def make_links(site, checks=()):
     links = Links({"inside": math.inf}, hop)
     if site:
         add_site(links, site)
-    rows, pairs = {"inside": [], "between": []}, []
+    rows = {"inside": [], "between": []}
     for check in checks:
         for row in check["all_reduce"]:
             where = "between" if row["nodes"] > 1 else "inside"
             rows[where].append(row | {"backend": check["backend"]})
-        for row in check.get("pairs", []):
-            pairs.append(row | {"backend": check["backend"]})
     for where in ("inside", "between"):
         if rows[where]:
             add_check(links, where, rows[where])
-    if pairs:
-        add_pairs(links, max(pairs, key=lambda row: row["processes"]))
     if not site:
         numbers = [per_node for _, per_node, _ in links.checks.values()]
         links.gpus_per_node = max(numbers, default=1)
@@ -134,17 +130,6 @@ def add_check(links, where, rows):
         links.has_trees = False
         links.startup = 0
         links.hop[where] = min(seconds.values()) / 2 / (n - 1)
-
-
-def add_pairs(links, row):
-    """Set the links within a node to the speed of pairs, alone and all at once."""
-    gpus, size = row["processes"], row["bytes"]
-    alone = size / row["alone_seconds"] / 1e9
-    at_once = size / row["at_once_seconds"] / 1e9
-    links.bandwidth["inside"], links.up_to = alone, {}
-    links.shared = gpus, gpus * min(alone, at_once)
-    if row["backend"] == "nccl" and at_once < 0.8 * alone:  # NVLink is not shared
-        links.overlap = PCIE_OVERLAP
 
 
 def inside_bandwidth(gpus, links):
