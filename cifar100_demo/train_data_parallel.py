@@ -4,20 +4,20 @@
     sbatch run_data_parallel_cifar100.sh   # train_data_parallel.py: DataParallel
     sbatch run_ddp_cifar100.sh             # train_ddp_cifar100.py: DDP
 
-Without a GPU, add $SMALL, which `source common/env.sh` sets: on a CPU core a step of
-ResNet-152 takes minutes.
+Without a GPU, the run script adds the options in small.txt, a small ResNet and few
+steps: on a CPU core a step of ResNet-152 takes minutes.
 """
 
 import argparse
 import time
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.profiler import profile, schedule
 from torch.utils.data import RandomSampler
+from torch.utils.tensorboard import SummaryWriter
 from torchvision import models
 
 from common.data import make_loader, normalise
@@ -49,11 +49,14 @@ class Classifier(nn.Module):
             return self.resnet(images).float()
 
 
-def train(model, batches, optimizer, device, scaler, profiler):
-    """Train on these batches; return [loss_sum, correct, count] of the whole job."""
+def train(model, loader, optimizer, device, scaler, prof, log, writer):
+    """Train for one epoch; return [loss_sum, correct, count] of the whole job."""
     model.train()
+    steps, interval = log.args.steps, report_interval(log.args.steps)
     sums = torch.zeros(3, device=device)  # losses, correct answers, images
-    for images, labels in batches:
+    recent = torch.zeros(3, device=device)  # the same, since the last report
+    start = time.perf_counter()
+    for step, (images, labels) in enumerate(log.progress(loader, "training"), 1):
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         output = model(images)
@@ -62,9 +65,17 @@ def train(model, batches, optimizer, device, scaler, profiler):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        sums += batch_sums(loss, output.argmax(dim=1) == labels)
-        if profiler:
-            profiler.step()
+        recent += batch_sums(loss, output.argmax(dim=1) == labels)
+        if prof:
+            prof.step()
+        if step % interval == 0 or step == steps:
+            # Reading the sums waits for the GPU: once in many steps, not in each.
+            report_iterations(log, writer, step, recent, start)
+            sums += recent
+            recent.zero_()
+            start = time.perf_counter()
+        if step == steps:
+            break
     return sums
 
 
@@ -83,7 +94,10 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
@@ -93,11 +107,12 @@ def main():
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
     parser.add_argument("--dtype", choices=DTYPES, help="autocast dtype")
+    parser.add_argument("--steps", type=positive, help="steps per epoch; None: all")
     parser.add_argument(
-        "--steps", type=positive, help="steps per epoch (default: all)"
-    )
-    parser.add_argument(
-        "--no-profile", dest="profile", action="store_false", help="no profile"
+        "--profile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="profile of three steps",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
@@ -114,39 +129,30 @@ def main():
     model = Classifier(args.arch, args.image_size, dtype)
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, gpus)  # DP: counts all GPUs
+    writer = SummaryWriter(log.folder)
     log.print(f"Autocast dtype: {dtype}")
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
     dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
     sampler = RandomSampler(train_set)
-    train_loader = make_loader(
+    loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
     val_loader = make_loader(val_set, batch_size, device, num_workers=args.workers)
-    args.steps = min(args.steps or len(train_loader), len(train_loader))
+    args.steps = min(args.steps or len(loader), len(loader))
     optimizer = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    profiler = None
+    prof = None
     if args.profile:  # skip 3 steps, warm up in 2, record 3
-        steps = schedule(wait=3, warmup=2, active=3, repeat=1)
-        on_trace_ready = partial(save_profile, log)
-        profiler = profile(
-            schedule=steps, on_trace_ready=on_trace_ready, acc_events=True
+        prof = profile(
+            schedule=schedule(wait=3, warmup=2, active=3, repeat=1),
+            on_trace_ready=partial(save_profile, log),
+            acc_events=True,
         )
-        profiler.start()
-    interval = report_interval(args.steps)
+        prof.start()
     training_start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
         epoch_start = time.perf_counter()
-        sums = torch.zeros(3, device=device)  # losses, correct answers, images
-        batches = islice(train_loader, args.steps)
-        # Reading the sums waits for the GPU: once in many steps, not in each.
-        for first in log.progress(range(0, args.steps, interval), "training"):
-            start = time.perf_counter()
-            part = islice(batches, interval)  # the epoch's next batches
-            # DP: train with the wrapper, which splits the batch
-            recent = train(dp_model, part, optimizer, device, scaler, profiler)
-            done = min(first + interval, args.steps)
-            report_iterations(log, done, args.steps, recent, start)
-            sums += recent
+        # DP: train with the wrapper, which splits the batch
+        sums = train(dp_model, loader, optimizer, device, scaler, prof, log, writer)
         seconds = time.perf_counter() - epoch_start
         batches = log.progress(val_loader, "validation")
         val_metrics = evaluate(model, batches, device)
@@ -158,9 +164,16 @@ def main():
         parts = {"step": figures, "train": train_metrics, "validation": val_metrics}
         images = int(sums[2])
         log.epoch(epoch, images, seconds, **parts)
+        if writer:  # the same figures as curves in TensorBoard
+            writer.add_scalar("images_per_second", images / seconds, epoch)
+            for part, values in parts.items():
+                for key, value in values.items():
+                    writer.add_scalar(f"{part}/{key}", value, epoch)
     training_seconds = time.perf_counter() - training_start
-    if profiler:
-        profiler.stop()
+    if prof:
+        prof.stop()
+    if writer:
+        writer.close()
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.write_result(val_metrics["accuracy"], training_seconds)
 

@@ -1,6 +1,7 @@
 """Reports within an epoch: loss, speed, profile."""
 
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -19,22 +20,22 @@ def report_interval(steps):
     return min(100, math.ceil(steps / 10))
 
 
-def report_iterations(log, done, total, sums, start):
+def report_iterations(log, writer, done, sums, start):
     """Print loss and speed since the last report, and write them to TensorBoard.
 
-    log: the RunLog; done, total: iterations in this epoch; sums: [loss_sum, correct,
-    count] of the whole job since `start`, a time.perf_counter(). This waits for the
-    device.
+    log: the RunLog; writer: the SummaryWriter, which rank 0 alone has; done:
+    iterations in this epoch; sums: [loss_sum, correct, count] of the whole job since
+    `start`, a time.perf_counter(). This waits for the device.
     """
-    if not log.enabled:
+    if not writer:
         return
     loss, images = to_metrics(sums, check_finite=True)["loss"], int(sums[2])
     seconds = time.perf_counter() - start
     iteration = seconds / math.ceil(images / log.global_batch)
-    step = len(log.epochs) * total + done
-    log.add_scalar("iterations/loss", loss, step)
-    log.add_scalar("iterations/seconds", iteration, step)
-    line = f"Epoch {len(log.epochs) + 1} [{done}/{total}]: loss {loss:.4f}"
+    epoch, steps = len(log.epochs) + 1, log.args.steps
+    writer.add_scalar("iterations/loss", loss, (epoch - 1) * steps + done)
+    writer.add_scalar("iterations/seconds", iteration, (epoch - 1) * steps + done)
+    line = f"Epoch {epoch} [{done}/{steps}]: loss {loss:.4f}"
     line += f", {iteration * 1e3:.1f} ms per iteration"
     line += f", {images / seconds:.1f} images/s"
     log.print(f"{line}, {peak_memory(log.device) / 1e9:.2f} GB")
@@ -43,12 +44,12 @@ def report_iterations(log, done, total, sums, start):
 def save_profile(log, profiler):
     """Save the trace and print the costliest operators.
 
-    The trace goes to logs/profiler/trace.json, under DDP to trace_rank0.json and so
-    on. log: the RunLog, which prints the ten costliest operators and the
+    The trace goes to logs/profiler/SCRIPT.json, under DDP to SCRIPT_rank0.json and
+    so on. log: the RunLog, which prints the ten costliest operators and the
     all-reduces, which are rarely among them.
     """
-    ddp = dist.is_initialized()
-    name = f"trace_rank{dist.get_rank()}.json" if ddp else "trace.json"
+    rank = f"_rank{dist.get_rank()}" if dist.is_initialized() else ""
+    name = f"{Path(sys.argv[0]).stem}{rank}.json"
     folder = Path("logs/profiler")
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / name))

@@ -57,7 +57,7 @@ def test_one_gpu_with_its_profile_monitor_and_plots(exercise, sample, monkeypatc
     assert first > second + 0.1
     assert len(scalars(exercise)["iterations/loss"]) == 20  # ten in an epoch
     # Profile: three steps; the costliest operator is first in the table.
-    trace = json.loads((exercise / "logs/profiler/trace.json").read_text())
+    trace = json.loads((exercise / "logs/profiler/train_cifar100.json").read_text())
     names = {event["name"] for event in trace["traceEvents"]}
     steps = {name for name in names if name.startswith("ProfilerStep")}
     assert steps == {"ProfilerStep#5", "ProfilerStep#6", "ProfilerStep#7"}
@@ -85,7 +85,8 @@ def test_ddp_writes_a_trace_for_each_rank_and_prints_all_reduces(exercise, sampl
     done = run([*command, "--steps", "9"], exercise, sample)
     check_run(done, exercise, 2, 9)
     traces = sorted(path.name for path in (exercise / "logs/profiler").iterdir())
-    assert traces == ["trace_rank0.json", "trace_rank1.json"]
+    names = [f"train_ddp_cifar100_rank{rank}.json" for rank in (0, 1)]
+    assert traces == names
     assert done.stdout.count("Self CPU time total") == 1
     (reduces,) = done.stdout.split("\nAll-reduces ")[1:]
     table = reduces.splitlines()[:4]
@@ -93,7 +94,7 @@ def test_ddp_writes_a_trace_for_each_rank_and_prints_all_reduces(exercise, sampl
     # Three steps, each with three buckets and one log line.
     assert re.fullmatch(r"c10d::allreduce_ +12 +[\d.]+", table[1])
     assert re.fullmatch(r"gloo:all_reduce +12 +[\d.]+", table[2])
-    assert table[3] == "Trace saved to logs/profiler/trace_rank0.json"
+    assert table[3] == f"Trace saved to logs/profiler/{names[0]}"
     assert len(scalars(exercise)["train/loss"]) == 2
 
 
