@@ -2,114 +2,77 @@
 
     sbatch run-2gpus.sh patient7.py
 
-It runs without a GPU.
+It prints the validation accuracy and the training loss of each epoch.
 """
 
-import argparse
-import time
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # DDP: communication between processes
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DistributedSampler
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
+from torch.utils.data import DataLoader, DistributedSampler
 
-from common.data import make_loader, normalise
-from common.device import get_device, get_ranks
-from common.errors import positive, run
-from common.log import RunLog
-from common.metrics import batch_sums, to_metrics
-from dataset import MEAN, SHAPES, STD, shapes
-
-criterion = nn.CrossEntropyLoss()
+from common.device import get_device, get_ranks  # DDP: the ranks
+from common.errors import run
+from dataset import shapes
 
 
-class Block(nn.Sequential):
-    """A convolution that halves height and width, BatchNorm and ReLU."""
-
-    def __init__(self, channels, out_channels):
-        conv = nn.Conv2d(channels, out_channels, 3, stride=2, padding=1, bias=False)
-        super().__init__(conv, nn.BatchNorm2d(out_channels), nn.ReLU())
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.Sequential(Block(3, 16), Block(16, 32), Block(32, 64))
-        self.head = nn.Linear(64 * 4 * 4, len(SHAPES))
-
-    def forward(self, images):
-        return self.head(self.blocks(images).flatten(1))
-
-
-def train(model, batches, optimizer, device):
-    """Train for an epoch; return this rank's [loss_sum, correct, count]."""
-    model.train()
-    sums = torch.zeros(3, device=device)  # losses, correct answers, count
-    for images, labels in batches:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        output = model(normalise(images, MEAN, STD))
-        loss = criterion(output, labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        sums += batch_sums(loss, output.argmax(dim=1) == labels)
-    return sums
+def build_model():
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 5, stride=2),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 14 * 14, 4),
+    )
 
 
 @torch.no_grad()
-def evaluate(model, batches, device):
-    """Return {"loss": mean, "accuracy": %}."""
+def evaluate(model, loader, device):
+    """Return the accuracy in %."""
     model.eval()
-    sums = torch.zeros(3, device=device)  # losses, correct answers, count
-    for images, labels in batches:
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        output = model(normalise(images, MEAN, STD))
-        loss = criterion(output, labels)
-        sums += batch_sums(loss, output.argmax(dim=1) == labels)
-    return to_metrics(sums)
+    correct = torch.zeros((), device=device)
+    for images, labels in loader:
+        answers = model(images.to(device)).argmax(dim=1)
+        correct += (answers == labels.to(device)).sum()
+    model.train()
+    return 100 * correct / len(loader.dataset)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=positive, default=4, help="epochs")
-    parser.add_argument("--batch-size", type=int, default=32, help="images per GPU")
-    parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
-    parser.add_argument("--seed", type=int, default=0, help="random seed")
-    args = parser.parse_args()
-    rank, local_rank, world_size = get_ranks()
+    rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
-    device = get_device(local_rank)
+    device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
+    torch.manual_seed(rank)  # DDP: each rank has its own random numbers
+    # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
     dist.init_process_group(timeout=timedelta(seconds=30))  # ends a hang soon
-    torch.manual_seed(args.seed + rank)
 
-    log = RunLog(args, device, enabled=rank == 0)
     train_set, val_set = shapes(2048, seed=1), shapes(500, seed=2)
-    sampler = DistributedSampler(train_set, seed=args.seed)
-    loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
-    val_loader = make_loader(val_set, args.batch_size, device)  # only for rank 0
-
-    model = Net().to(device)
-    ddp_model = DDP(model)
-    optimizer = torch.optim.SGD(ddp_model.parameters(), args.lr, momentum=0.9)
-    images, val_metrics = len(train_set), {"accuracy": 0}
-    for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)
-        start = time.perf_counter()
-        sums = train(ddp_model, log.progress(loader, "training"), optimizer, device)
-        seconds = time.perf_counter() - start
+    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    loader = DataLoader(train_set, 32, sampler=sampler)
+    val_loader = DataLoader(val_set, 50)
+    model = build_model().to(device)
+    ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    for epoch in range(1, 5):
+        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        loss_sum = torch.zeros((), device=device)
+        for images, labels in loader:
+            loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss_sum += loss.detach()
         if rank == 0:
-            val_metrics = evaluate(ddp_model, val_loader, device)
-        dist.all_reduce(sums)
-        train_metrics = to_metrics(sums)
-        log.epoch(
-            epoch, images, seconds, train=train_metrics, validation=val_metrics
-        )
-    log.write_result(accuracy=val_metrics["accuracy"])
-    dist.destroy_process_group()
+            print(f"Epoch {epoch} is trained")
+            accuracy = evaluate(ddp_model, val_loader, device)
+            print(f"Epoch {epoch}: validation accuracy {accuracy:.1f} %")
+        dist.all_reduce(loss_sum)  # DDP: the sum over all ranks
+        if rank == 0:
+            print(f"Epoch {epoch}: loss {loss_sum / world_size / len(loader):.4f}")
+    dist.destroy_process_group()  # DDP: closes what init_process_group opened
 
 
 if __name__ == "__main__":
