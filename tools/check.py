@@ -172,11 +172,6 @@ def check_processes(job):
         if row["gpus_unseen"]:
             text = f"PyTorch sees none of this job's GPUs on {node}: install a"
             job.problems.append(f"{text} PyTorch for their driver (see line 1)")
-        if row["tmpdir_problem"]:
-            text = (
-                f"on {node} TMPDIR {row['tmpdir_problem']}: `export TMPDIR=FOLDER`"
-            )
-            job.problems.append(f"{text} with a short path and some free space")
 
 
 def check_gpu_sharing(job, gpus):
@@ -276,7 +271,7 @@ def check_network(job):
 
 
 def check_data(job):
-    """Print what is in DATADIR on each node, and how fast it is read."""
+    """Print what is in DATADIR and how fast it is read, by node; look at TMPDIR."""
     root = Path(__file__).resolve().parent.parent / "data"
     root = Path(os.environ.get("DATADIR") or root)
     first = job.nodes.index(job.nodes[job.rank]) == job.rank  # of its node
@@ -294,6 +289,9 @@ def check_data(job):
         for name in row["unprepared"]:
             text = f"{name} is not prepared data: run download_data.py again"
             job.problems.append(f"{row['node']}: {text}")
+        if row["tmpdir"]:
+            text = f"on {row['node']} TMPDIR {row['tmpdir']}: `export TMPDIR=FOLDER`"
+            job.problems.append(f"{text} with a short path and some free space")
 
 
 def main():

@@ -54,7 +54,7 @@ def find_tmpdir_problem():
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(2**20))
     except OSError as error:
-        return f"cannot be written ({error})"
+        return f"{folder} cannot be written ({error.strerror})"
 
 
 def describe_process(rank, device):
@@ -74,7 +74,6 @@ def describe_process(rank, device):
     found["cpus"] = re.search("Cpus_allowed_list:\t(.*)", status)[1]
     found["cpu_count"] = len(os.sched_getaffinity(0))
     found["threads"] = torch.get_num_threads()
-    found["tmpdir_problem"] = find_tmpdir_problem()
     found["load"], found["node_cpu_count"] = os.getloadavg()[0], os.cpu_count()
     return found | {"versions": describe_versions()}
 
@@ -125,9 +124,9 @@ def is_prepared(file):
 
 
 def read_data(root):
-    """Return which exercises have their data in root, and the reading speed."""
+    """Return which exercises have their data in root, and how fast it is read."""
     found = {"node": NODE, "datadir": str(root), "exercises": [], "error": None}
-    found |= {"file": None, "unprepared": []}
+    found |= {"file": None, "unprepared": [], "tmpdir": find_tmpdir_problem()}
     files = []
     try:
         os.listdir(root)  # raises an error, where is_file() says no

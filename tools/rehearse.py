@@ -1,8 +1,8 @@
 """Rehearsal of a lesson: submits each job of its README, and prints what it takes.
 
-    make rehearse LESSON=exercise8 REHEARSE="--small --students 20"
+    make rehearse LESSON=exercise8 REHEARSE="--students 20"
 
-Set DATADIR to the data. Each job waits for the one before it, because some resume
+Set DATADIR to the data. Every job waits for the one before it, because some resume
 its checkpoint. Ctrl-C cancels the running job. The GPUs are those of all nodes.
 "expected" means that the job ended with the status that the README gives for the
 command.
@@ -24,19 +24,21 @@ NAME = f"rehearsal-{os.getpid()}"  # of all jobs
 FENCE = r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$"
 MARKS = "", "takes long", "needs Slurm", "needs a GPU"  # of blocks to submit
 GPUS = r"gpu[^,(\s]*[:=](\d+)"  # gres:gpu:2, gres/gpu:a100=4, gres:gpu:mi250:8
+# State, times of submission, start and end, nodes, GPUs of each, reason
+SQUEUE = "squeue --noheader --states=all --format='%T|%V|%S|%e|%D|%b|%r' --jobs="
+UNKNOWN = ["", "", "", "0", ""]  # of a job that squeue does not list
 ROW = "{:11} {:>6} {:>6} {:>4} {:>7} {:>4}  {}"
 
 
-def read_lines(readme, small):
+def read_lines(readme):
     """Return the lines that set a variable, copy or submit, and those skipped."""
     lines, skipped = [], []
     for indent, mark, block in re.findall(FENCE, readme.read_text(), re.M | re.S):
-        here = mark in MARKS and not (small and mark == "needs a GPU")
         block = re.sub(f"^{indent}", "", block, flags=re.M)
         for line in re.sub(r"\\\n *", "", block).splitlines():
             submits = re.search(r"\bsbatch .*\.sh\b", line)
-            if submits and (not here or " LARGEST" in line):  # which students find
-                skipped.append(line)
+            if submits and (mark not in MARKS or " LARGEST" in line):
+                skipped.append(line)  # students find the largest batch
             elif submits or re.match(r'\w+=("|\$\()|cp \w+\.py', line):
                 lines.append(line)
     return lines, skipped
@@ -50,26 +52,25 @@ def run(command, exercise, env):
 
 
 def run_job(line, exercise, env):
-    """Submit a job and wait for it; return its status, and Slurm's fields."""
+    """Submit a job and wait for it; return its status, squeue's fields, its log."""
     status, answer = run(line, exercise, env)
     number = re.search(r"Submitted batch job (\d+)", answer)
     if not number:
-        return status, {"JobState": "REFUSED", "Reason": answer}
-    _, text = run(f"scontrol --oneliner show job {number[1]}", exercise, env)
-    job = dict(re.findall(r"(\S+?)=(.*?)(?= [\w:/]+=|$)", text))
-    return status, job or {"JobState": "FORGOTTEN", "Reason": text}
+        return status, ["REFUSED", *UNKNOWN, answer], Path()
+    _, found = run(SQUEUE + number[1], exercise, env)
+    fields = found.split("|") if "|" in found else ["FORGOTTEN", *UNKNOWN, found]
+    return status, fields, exercise / f"slurm-{number[1]}.out"
 
 
-def print_row(line, status, job):
+def print_row(line, status, fields, log):
     """Print the row of a job; return its GPU minutes, and whether it failed."""
     command, _, comment = line.partition(" #")
-    command = " ".join(re.sub(r"\bsbatch |\$SMALL\b", "", command).split())
+    command = " ".join(command.replace("sbatch ", "").split())
     expected = re.findall(r"\d+", comment.partition("status")[2]) or ["0"]
-    state, waited, took = job["JobState"].lower(), 0, 0
-    gpus = sum(map(int, re.findall(GPUS, job.get("TresPerNode", ""))))
-    gpus *= int(job.get("NumNodes", 0))
-    if job.get("StartTime", "Unknown") != "Unknown":
-        times = [job[f"{event}Time"] for event in ("Submit", "Start", "End")]
+    state, *times, nodes, gpus, why = fields
+    state, waited, took = state.lower(), 0, 0
+    gpus = int(nodes) * sum(map(int, re.findall(GPUS, gpus)))
+    if "T" in times[1]:  # else it never started
         sent, start, end = (datetime.fromisoformat(t).timestamp() for t in times)
         waited, took = start - sent, end - start
     minutes = took * gpus / 60
@@ -78,7 +79,6 @@ def print_row(line, status, job):
         state = "expected"
     cells = state, f"{waited:.0f} s", f"{took:.0f} s", gpus, f"{minutes:.2f}"
     print(ROW.format(*cells, status, command), flush=True)
-    log, why = Path(job.get("StdErr") or job.get("StdOut", "")), job["Reason"]
     if log.is_file():
         printed = re.findall("^(?!srun:).+", log.read_text(errors="replace"), re.M)
         why = f"see {log}: {''.join(printed[-1:])}"
@@ -92,7 +92,6 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("lesson", metavar="LESSON", help="folder, such as exercise8")
-    parser.add_argument("--small", action="store_true", help="run with SMALL")
     parser.add_argument("--students", type=int, default=1, help="number of students")
     args = parser.parse_args()
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
@@ -101,10 +100,8 @@ def main():
         raise UserError(
             f"Slurm does not answer ({answer}); run this where `sinfo` works"
         )
-    lines, skipped = read_lines(folder / "README.md", args.small)
-    small = folder / "small.txt"
-    small = small.read_text().strip() if args.small and small.exists() else ""
-    env = {**os.environ, "SMALL": small, "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
+    lines, skipped = read_lines(folder / "README.md")
+    env = {**os.environ, "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
     print(ROW.format("state", "waited", "took", "GPUs", "GPU min", "exit", "job"))
     try:
         for line in lines:
@@ -113,7 +110,7 @@ def main():
                 total, failed = total + minutes, failed + bad
             elif line.startswith("cp "):
                 run(line.replace("cp", "cp -n", 1), folder, env)  # keeps yours
-            elif args.small or not line.startswith("SMALL="):
+            else:
                 variable = line.partition("=")[0]
                 _, env[variable] = run(f'{line}; echo "${variable}"', folder, env)
     finally:
