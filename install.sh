@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes .venv with PyTorch and the packages in these files, for `make venv`.
 #     bash install.sh PYTHON REQUIREMENTS.txt ...
-#     TORCH=cu126 make venv      another PyTorch: docs/CLUSTER.md#which-pytorch
+#     TORCH=cu126 make venv      another PyTorch: docs/PYTORCH.md#which-pytorch
 # TORCH names an index of PyTorch's wheels; common/sites/NAME.sh can set it. The default is
 # PyPI's PyTorch, for NVIDIA's newest GPUs, or cpu on a machine with neither a GPU nor Slurm:
 # CUDA is nearly all of the 6 GB.

@@ -19,7 +19,7 @@ else
     module load "${PYTORCH_MODULE:-PyTorch-bundle}" # 2.7 or later
     # Plots and notebooks, in versions for the same toolchain: `module spider matplotlib`
     # module load matplotlib/... JupyterLab/...
-    venv=$course/.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
+    venv=$course/.venv-$site # what the modules lack: docs/PYTORCH.md#a-package-is-missing
     [[ ! -f $venv/bin/activate ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)

@@ -26,7 +26,7 @@ else # the older containers: TensorFlow is in no other
     export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 NCCL_NET_GDR_LEVEL=PHB
 fi
 user=${USER:-$(id -un)} # a container or a cron job may not set USER
-# What the container lacks: docs/CLUSTER.md#a-package-is-missing
+# What the container lacks: docs/PYTORCH.md#a-package-is-missing
 python=$course/.venv-$site/bin/python # a link to a file inside the container
 [[ $framework == torch && -L $python ]] || python=python
 # Older containers keep their Python in a conda environment, which WITH_CONDA activates.

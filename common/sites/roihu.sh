@@ -17,7 +17,7 @@ if [[ $framework == tensorflow ]]; then
     module load "${TENSORFLOW_MODULE:-python-tensorflow}" # 2.21 in August 2026
 else
     module load "${PYTORCH_MODULE:-python-pytorch}" # 2.10 in August 2026
-    venv=$course/.venv-$site # what the modules lack: docs/CLUSTER.md#a-package-is-missing
+    venv=$course/.venv-$site # what the modules lack: docs/PYTORCH.md#a-package-is-missing
     [[ ! -f $venv/bin/activate ]] || source "$venv/bin/activate"
 fi
 PYTHON=(python3)
