@@ -49,7 +49,7 @@ def test_bugs(title, unseen, changes, tmp_path):
     assert names(states, "error", "warning", "advice") == {name}, output
     assert (states[name], status) == (level, level == "error")
     line = r"script\.py:\d+|at the end|rank"
-    assert re.search(rf" {name} .*\n +.*({line}).*\n +Fix: ", output), output
+    assert re.search(rf" {name} .*({line}).*\n +Fix: ", output), output
 
 
 @pytest.mark.slow

@@ -117,7 +117,8 @@ for step in range(4):
         optimizer.step()
 """
     _, output, status = check(START + script, tmp_path)
-    text = r"since step 4: 1 of 4 parameters differ, first a parameter \(8, 8\)"
+    text = "since step 4: the gradients of 1 of 4 parameters differ between ranks, "
+    text += r"first a parameter \(8, 8\)"
     assert status == 1 and re.search(text, output), output
 
 
@@ -203,7 +204,7 @@ def test_left_over_variables(tmp_path):
     for env, line in (
         ({"RANK": "0"}, "RANK is set, but WORLD_SIZE is not: add -n 2, or run"),
         ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE is no number; run `unset"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1, and two ranks are the"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "use -n 2, or put GPUS=2 in front"),
     ):
         if len(env) == 2:
             env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

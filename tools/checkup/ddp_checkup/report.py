@@ -109,10 +109,11 @@ def print_report(options, rows, ranks, stop, unseen_run):
         for row in rows:
             asked_for = options.all or row["fix"] or row["name"] == "reference"
             if row["state"] == level and asked_for:
+                what = row["text"] if row["fix"] else row["promise"]
                 why = f" ({row['text']})" if level == "not seen" else ""
-                lines.append(f"  {level:<9} {row['name']:<17} {row['promise']}{why}")
+                lines.append(f"  {level:<9} {row['name']:<17} {what}{why}")
                 if row["fix"]:
-                    lines += [f"{'':12}{row['text']}", f"{'':12}Fix: {row['fix']}"]
+                    lines.append(f"{'':12}Fix: {row['fix']}")
     if stop and stop[0] == "failed":
         lines.append(f"{stop[1]}. The report is about the steps before.")
     if unseen_run:
@@ -134,13 +135,15 @@ def compare_with_reference(options):
     streams = {"stdout": subprocess.PIPE, "text": True}
     done = subprocess.run(command, cwd=options.folder, env=env, **streams)
     ours, theirs = read_losses("\n".join(state.lines)), read_losses(done.stdout)
-    text, apart = f"{len(ours)} losses were printed, {len(theirs)} by {script}", None
+    text = f"the script printed {len(ours)} losses, and {script} {len(theirs)}"
+    promise, good = "the losses are those of the reference", False
     if theirs and len(theirs) == len(ours):
         differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
         apart = max(differences) / theirs[0]
-        text = f"at most {apart:.2%} of its first loss apart"
-    good = apart is not None and apart <= options.tolerance
-    promise = "the losses are those of the reference" + f" ({text})" * good
+        good = apart <= options.tolerance
+        promise += f" (at most {apart:.2%} of its first loss apart)"
+        text = f"the losses differ from those of {script} by up to {apart:.2%}"
+        text += f" of its first loss (limit {options.tolerance:.2%})"
     fix = f"Compare with {script}: global batch, learning rate, seed, split, "
     fix += "augmentation, dropout and BatchNorm; --tolerance allows for chance."
     check = Check("reference", "error", promise, "", fix, None)

@@ -247,14 +247,15 @@ def split(ranks):
         for name, value in first.lists.items():
             differ = any(e.lists.get(name, value) != value for e in group)
             if shared_out and differ:
-                return found(f"{line}: the data sets have different lists: {name}")
+                return found(f"{line}: the ranks' data sets differ in {name}")
         if number == 1 and first.shards and len(group) < len(ranks):
-            return found(f"{line}: the data sets have different lengths")
+            return found(f"{line}: the ranks' data sets have different lengths")
         all_here = len(group) == len(ranks) and not cut
         if number == 1 and first.sample and all_here:
             same = all(e.sample == first.sample for e in group)
             if shared_out and not same:
-                return found(f"{line}: the same index gives different items")
+                text = "the same index gives different items on the ranks"
+                return found(f"{line}: {text}")
             alike = all(e.collated == first.collated for e in group)
             if same and first.collated and not alike:
                 text = "collate_fn makes other batches of the same items"

@@ -52,7 +52,7 @@ def class_weights(ranks):
         # Weights that change from step to step may be those of samples.
         constant = all(len(its) > 2 and its == its[:1] * len(its) for its in by_rank)
         if constant and any(its[0] != by_rank[0][0] for its in by_rank):
-            return found(f"{line}: the ranks' weights differ in all steps")
+            return found(f"{line}: the ranks' class weights differ in all steps")
     return OK if ranks[0].class_weights else unseen("no loss had weights")
 
 

@@ -29,7 +29,7 @@ def collectives(ranks):
         done = [r.counts[members] for r in group if r.done]
         most = max(group, key=lambda r: r.counts[members])
         if done and most.counts[members] > min(done):
-            text = f"rank {most.rank} reaches more of them than others"
+            text = f"rank {most.rank} reaches more collectives than others"
             return found(f"{most.last[members]}: {text}")
     for line, name in (note for r in ranks if r.done for note in r.unwaited):
         text = f"nothing waits for what {name}(async_op=True) returns"
@@ -286,7 +286,8 @@ def host_sync(ranks):
     for r in ranks:
         for line, steps in r.syncs.items():
             if r.trained >= 3 and steps >= 0.9 * r.trained:
+                text = f"rank {r.rank} waits for a number of the device"
                 many = f"in {steps} of {r.trained} batches"
-                return found(f"{line}: rank {r.rank} reads a number {many}")
+                return found(f"{line}: {text} {many}")
     few = any(r.trained < 3 for r in ranks)
     return unseen(no_steps(ranks) or "too few steps") if few else OK

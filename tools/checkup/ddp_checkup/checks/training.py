@@ -21,17 +21,17 @@ def steps_of_all(ranks, part):
 
 
 def count_differing(of_all, names, what="parameters"):
-    """Say how many tensors differ between ranks, if any do."""
+    """Say how many tensors differ between ranks, if any do; what: their name."""
     bad = [j for j, v in enumerate(zip(*of_all, strict=False)) if len({*v}) > 1]
     if not bad:
         return ""
     first = f", first {names[bad[0]]}" if bad[0] < len(names) else ""
-    return f"{len(bad)} of {len(of_all[0])} {what} differ{first}"
+    return f"{len(bad)} of {len(of_all[0])} {what} differ between ranks{first}"
 
 
 def first_difference(ranks, part):
-    """Say where and since when parameters differ between ranks, if they do."""
-    models = ranks[0].models
+    """Say where and since when a part of the ranks' steps differs, if it does."""
+    models, whose = ranks[0].models, "the gradients of " * (part == "gradients")
     for i, of_all in steps_of_all(ranks, part):
         names = models[min(i, len(models) - 1)][1]
         differing = count_differing(of_all, names)
@@ -42,7 +42,7 @@ def first_difference(ranks, part):
                     max(i, 1) - 1
                 ]
             line, step = models[steps[-1]][0], steps[-1] + 1
-            return f"{line}, since step {step}: {differing}"
+            return f"{line}, since step {step}: {whose}{differing}"
     return ""
 
 
