@@ -5,12 +5,11 @@
     sbatch run-2nodes.sh cinic_ddp.py        # DDP, also with cinic_syncbn.py
     sbatch run-requeue.sh cinic_requeue.py   # DDP in a job that Slurm requeues
 
-Without a GPU add $SMALL, set by `source common/env.sh`.
+Without a GPU, the run script adds the options in small.txt: few, small steps.
 """
 
 import argparse
 import time
-from itertools import islice
 
 import torch
 import torchvision
@@ -43,23 +42,15 @@ class Classifier(nn.Module):
         return self.resnet(x)
 
 
-def train(model, batches, optimizer, device):
-    """Train on batches; return [loss_sum, top1, top5, count] and loading seconds."""
-    model.train()
-    sums, data_time = torch.zeros(4, device=device), 0.0
-    step_end = time.perf_counter()
-    for images, labels in batches:
-        data_time += time.perf_counter() - step_end
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        scores = model(crop_and_flip(images))
-        loss = F.cross_entropy(scores, labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        sums += batch_sums(loss, *top1_top5(scores, labels))
-        step_end = time.perf_counter()
-    return sums, data_time
+def train_step(model, batch, optimizer, device):
+    """Train on a batch; return its [loss_sum, top1, top5, count]."""
+    images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+    scores = model(crop_and_flip(images))
+    loss = F.cross_entropy(scores, labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch_sums(loss, *top1_top5(scores, labels))
 
 
 @torch.no_grad()
@@ -77,7 +68,10 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--arch", choices=ARCHS, default="resnet18", help="ResNet")
     parser.add_argument("--epochs", type=positive, default=3, help="epochs")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
@@ -112,22 +106,26 @@ def main():
     for epoch in range(state.epoch + 1, args.epochs + 1):
         epoch_start = time.perf_counter()
         state.epoch = epoch
-        total, data_time = torch.zeros(4, device=device), 0.0
-        batches = iter(loader)
-        # Reading the sums waits for the GPU: once in many steps, not in each.
-        for done in log.progress(range(0, num_steps, args.log_interval), "training"):
-            part = islice(batches, args.log_interval)  # the epoch's next batches
-            sums, loading = train(model, part, optimizer, device)
-            total += sums
-            data_time += loading
-            step = min(done + args.log_interval, num_steps)
-            metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
-            seconds = time.perf_counter() - epoch_start
-            log.print(
-                f"Epoch: [{epoch}][{step}/{num_steps}]  Time {seconds / step:.3f}  "
-                f"Data {data_time / step:.3f}  Loss {metrics['loss']:.4f}  "
-                f"Acc@1 {metrics['acc1']:.2f}  Acc@5 {metrics['acc5']:.2f}"
-            )
+        model.train()
+        total = torch.zeros(4, device=device)  # losses, top1, top5, images
+        sums = torch.zeros(4, device=device)  # the same, since the last line
+        data_time, step_end = 0.0, time.perf_counter()
+        for step, batch in enumerate(log.progress(loader, "training"), 1):
+            data_time += time.perf_counter() - step_end
+            sums += train_step(model, batch, optimizer, device)
+            # Reading the sums waits for the GPU: once in many steps, not in each.
+            if step % args.log_interval == 0 or step == num_steps:
+                total += sums
+                sums.zero_()
+                metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
+                seconds = time.perf_counter() - epoch_start
+                log.print(
+                    f"Epoch: [{epoch}][{step}/{num_steps}]  "
+                    f"Time {seconds / step:.3f}  Data {data_time / step:.3f}  "
+                    f"Loss {metrics['loss']:.4f}  "
+                    f"Acc@1 {metrics['acc1']:.2f}  Acc@5 {metrics['acc5']:.2f}"
+                )
+            step_end = time.perf_counter()
         seconds = time.perf_counter() - epoch_start
         scheduler.step()
         val_metrics = evaluate(model, log.progress(val_loader, "validation"), device)

@@ -5,12 +5,11 @@
     sbatch run-2nodes.sh cinic_ddp.py        # DDP, also with cinic_syncbn.py
     sbatch run-requeue.sh cinic_requeue.py   # DDP in a job that Slurm requeues
 
-Without a GPU add $SMALL, set by `source common/env.sh`.
+Without a GPU, the run script adds the options in small.txt: few, small steps.
 """
 
 import argparse
 import time
-from itertools import islice
 
 import torch
 import torchvision
@@ -46,25 +45,17 @@ class Classifier(nn.Module):
             return self.resnet(x).float()  # AMP: 16 bits within, 32 for the loss
 
 
-def train(model, batches, optimizer, device, scaler):  # AMP: the loss scaler
-    """Train on batches; return [loss_sum, top1, top5, count] and loading seconds."""
-    model.train()
-    sums, data_time = torch.zeros(4, device=device), 0.0
-    step_end = time.perf_counter()
-    for images, labels in batches:
-        data_time += time.perf_counter() - step_end
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-        scores = model(crop_and_flip(images))
-        loss = F.cross_entropy(scores, labels)
-        # AMP: scales the loss so fp16 gradients do not underflow
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
-        scaler.update()  # AMP: halves the scale after a skipped step
-        optimizer.zero_grad()
-        sums += batch_sums(loss, *top1_top5(scores, labels))
-        step_end = time.perf_counter()
-    return sums, data_time
+def train_step(model, batch, optimizer, device, scaler):  # AMP: the loss scaler
+    """Train on a batch; return its [loss_sum, top1, top5, count]."""
+    images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+    scores = model(crop_and_flip(images))
+    loss = F.cross_entropy(scores, labels)
+    # AMP: scales the loss so fp16 gradients do not underflow
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)  # AMP: unscales; skips a step with inf or NaN
+    scaler.update()  # AMP: halves the scale after a skipped step
+    optimizer.zero_grad()
+    return batch_sums(loss, *top1_top5(scores, labels))
 
 
 @torch.no_grad()
@@ -82,7 +73,10 @@ def evaluate(model, loader, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--arch", choices=ARCHS, default="resnet18", help="ResNet")
     parser.add_argument("--epochs", type=positive, default=3, help="epochs")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
@@ -92,7 +86,7 @@ def main():
     )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
-    parser.add_argument("--dtype", choices=DTYPES)  # AMP: instead of the fastest
+    parser.add_argument("--dtype", choices=DTYPES, help="precision")  # AMP: or fp32
     args = parser.parse_args()
 
     device = get_device()
@@ -123,27 +117,31 @@ def main():
     for epoch in range(state.epoch + 1, args.epochs + 1):
         epoch_start = time.perf_counter()
         state.epoch = epoch
-        total, data_time = torch.zeros(4, device=device), 0.0
-        batches = iter(loader)
-        # Reading the sums waits for the GPU: once in many steps, not in each.
-        for done in log.progress(range(0, num_steps, args.log_interval), "training"):
-            part = islice(batches, args.log_interval)  # the epoch's next batches
+        model.train()
+        total = torch.zeros(4, device=device)  # losses, top1, top5, images
+        sums = torch.zeros(4, device=device)  # the same, since the last line
+        data_time, step_end = 0.0, time.perf_counter()
+        for step, batch in enumerate(log.progress(loader, "training"), 1):
+            data_time += time.perf_counter() - step_end
             # AMP: with the scaler for the loss
-            sums, loading = train(model, part, optimizer, device, state.scaler)
-            total += sums
-            data_time += loading
-            step = min(done + args.log_interval, num_steps)
-            metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
-            seconds = time.perf_counter() - epoch_start
-            log.print(
-                f"Epoch: [{epoch}][{step}/{num_steps}]  Time {seconds / step:.3f}  "
-                f"Data {data_time / step:.3f}  Loss {metrics['loss']:.4f}  "
-                f"Acc@1 {metrics['acc1']:.2f}  Acc@5 {metrics['acc5']:.2f}"
-            )
-            metrics["lr"] = optimizer.param_groups[0]["lr"]  # WANDB: one more chart
-            global_step = (epoch - 1) * num_steps + step  # WANDB: the x axis
-            metrics = {f"train/{k}": v for k, v in metrics.items()}  # WANDB: grouped
-            wandb.log(metrics, global_step)
+            sums += train_step(model, batch, optimizer, device, state.scaler)
+            # Reading the sums waits for the GPU: once in many steps, not in each.
+            if step % args.log_interval == 0 or step == num_steps:
+                total += sums
+                sums.zero_()
+                metrics = to_metrics(total, "acc1", "acc5", check_finite=True)
+                seconds = time.perf_counter() - epoch_start
+                log.print(
+                    f"Epoch: [{epoch}][{step}/{num_steps}]  "
+                    f"Time {seconds / step:.3f}  Data {data_time / step:.3f}  "
+                    f"Loss {metrics['loss']:.4f}  "
+                    f"Acc@1 {metrics['acc1']:.2f}  Acc@5 {metrics['acc5']:.2f}"
+                )
+                metrics["lr"] = optimizer.param_groups[0]["lr"]  # WANDB: a chart
+                global_step = (epoch - 1) * num_steps + step  # WANDB: the x axis
+                metrics = {f"train/{k}": v for k, v in metrics.items()}
+                wandb.log(metrics, global_step)
+            step_end = time.perf_counter()
         seconds = time.perf_counter() - epoch_start
         scheduler.step()
         val_metrics = evaluate(model, log.progress(val_loader, "validation"), device)

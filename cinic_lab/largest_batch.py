@@ -34,12 +34,12 @@ def train(script, arch, batch_size, device, dtype):
     scaler = torch.GradScaler(device.type, enabled=dtype == torch.float16)
     more = () if script is cinic else (scaler,)
     images = torch.zeros(batch_size, 3, 32, 32, dtype=torch.uint8, device=device)
-    labels = torch.zeros(batch_size, dtype=torch.long, device=device)
+    batch = images, torch.zeros(batch_size, dtype=torch.long, device=device)
     for num_steps in (2, STEPS):
         torch.get_device_module(device).reset_peak_memory_stats(device)
         start = time.perf_counter()
-        batches = [(images, labels)] * num_steps
-        sums, _ = script.train(model, batches, optimizer, device, *more)
+        for _ in range(num_steps):
+            sums = script.train_step(model, batch, optimizer, device, *more)
         sums.tolist()  # waits for the device
     seconds = time.perf_counter() - start
     return num_steps * batch_size / seconds, peak_memory(device)
@@ -64,7 +64,10 @@ def largest_batch(attempt, limit):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--arch", choices=ARCHS, default="resnet18", help="ResNet")
     parser.add_argument("--dtype", choices=DTYPES, help="autocast dtype")
     parser.add_argument("--max-batch-size", type=int, default=2**20, help="images")
