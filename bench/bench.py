@@ -23,7 +23,7 @@ import torch
 from common.data import REPOSITORY, data_dir
 from common.errors import UserError, run
 from common.synthetic import SYNTHETIC_DIR
-from timing import HEAD, format_row
+from timing import HEAD, format_missed, format_row
 from tools.machine import REQUIRED_FILES
 
 BENCH = Path(__file__).resolve().parent
@@ -114,7 +114,7 @@ def main():
     only = "exercise to measure, repeatable (default: all)"
     parser.add_argument("--only", action="append", choices=REQUIRED_FILES, help=only)
     args = parser.parse_args()
-    file, failed = result_file(), []
+    file, failed, rows = result_file(), [], []
     results = load(file) | {"check": run_check()}
     print(f"{file.stem}\n\n{HEAD}", flush=True)
     for name in args.only or REQUIRED_FILES:
@@ -122,6 +122,7 @@ def main():
         measured = {"torch": torch.__version__, "repeats": args.repeats, "rows": []}
         try:
             for row in measure_rows(name, args.repeats, args.seconds):
+                rows.append(row)
                 measured["rows"].append(row)
                 print(format_row(row), flush=True)
                 results["exercises"][name] = measured | {"complete": False}
@@ -132,7 +133,7 @@ def main():
         measured["minutes"] = round((time.perf_counter() - start) / 60, 1)
         results["exercises"][name] = measured | {"complete": True}
         write(results, file)
-    print(f"\nSaved {file}")
+    print(f"\nSaved {file}\n{format_missed(rows)}")
     if failed:
         sys.exit(f"Error: {', '.join(failed)} failed; see above (the rest is saved)")
 

@@ -141,7 +141,9 @@ def single_rows(exercise, device, repeats, seconds):
         speeds = timing.measure(cases, repeats)
         yield from timing.compare(name, speeds, "script", "ceiling", 0.95)
         if "naive" in cases:
-            yield from timing.compare(name, speeds, "script", "naive", 1.4)
+            # On a CPU core the input takes less than a tenth of a naive step.
+            goal = 1.4 if GPUS else 0.95
+            yield from timing.compare(name, speeds, "script", "naive", goal)
 
 
 def scaling_rows(exercise, device, repeats, seconds):

@@ -10,7 +10,9 @@ from common.data import data_dir
 from common.prepare import read_photo
 from dataset import NAME, RAW, SIZE
 
-BATCH, GOAL = 25, 2.2
+BATCH = 25
+# Real photos, larger than synthetic ones, are decoded at half size and reach 2.2.
+GOAL = 1.35
 transform = transforms.Compose(
     [
         transforms.Resize((SIZE, SIZE)),

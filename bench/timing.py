@@ -155,3 +155,13 @@ def format_row(row):
     spread = f"{row['low']:.1f} to {row['high']:.1f}"
     cells = row["script"], row["what"], speed, spread, ratio, goal
     return f"| {' | '.join(cells)} |"
+
+
+def format_missed(rows):
+    """Return a line that lists the rows whose printed ratio is below their goal."""
+    missed = [
+        f"{row['script']}, {row['what']} {row['ratio']:.2f} (goal {row['goal']:.2f})"
+        for row in rows
+        if row["goal"] and round(row["ratio"], 2) < row["goal"]
+    ]
+    return f"Missed: {'; '.join(missed)}" if missed else "All goals met"

@@ -206,15 +206,3 @@ def test_each_training_script_has_losses_and_tensorflows_have_none():
     scripts = {*gpu_rows.list_scripts(few=False)}
     assert scripts <= recorded.keys() and "beyond_ddp/accumulate.py" in scripts
     assert "tensorflow" not in " ".join(scripts)
-
-
-def test_operations_of_a_step_are_counted():
-    command = [sys.executable, "count_operations.py", "exercise8", "--names"]
-    done = run(command, bench.BENCH)
-    assert done.returncode == 0, done.stderr
-    _, _, loop, foreach, fused, *names = done.stdout.splitlines()
-    rows = [row.split() for row in (loop, foreach, fused)]
-    assert [row[2] for row in rows] == ["loop", "foreach", "fused"]
-    (training, optimizer, _, weights), one, _ = rows
-    assert training == one[0] and weights == one[3] and int(one[1]) < int(optimizer)
-    assert "  13 aten.convolution" in names

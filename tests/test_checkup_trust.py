@@ -204,7 +204,7 @@ def test_left_over_variables(tmp_path):
     for env, line in (
         ({"RANK": "0"}, "RANK is set, but WORLD_SIZE is not: add -n 2, or run"),
         ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE is no number; run `unset"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "use -n 2, or put GPUS=2 in front"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "use -n 2 without torchrun, or GPUS=2"),
     ):
         if len(env) == 2:
             env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

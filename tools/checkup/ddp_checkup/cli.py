@@ -118,8 +118,8 @@ def is_rank(parser, options):
         if name != "MASTER_ADDR" and not os.environ[name].isdigit():
             parser.error(f"{name} is no number; run `unset {name}`")
     if os.environ["WORLD_SIZE"] in ("0", "1"):
-        text = "WORLD_SIZE is 1, and the checkup needs two ranks: use -n 2, or put"
-        parser.error(f"{text} GPUS=2 in front of the command for a run script")
+        text = "WORLD_SIZE is 1, and the checkup needs two ranks: use -n 2 without "
+        parser.error(text + "torchrun, or GPUS=2 in front of a run script's command")
     return True
 
 
