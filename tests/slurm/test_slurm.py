@@ -293,8 +293,8 @@ def test_the_check_measures_the_link(sbatch, tmp_path, slow_link):
 
 REHEARSAL = """
 ```bash
-SMALL="--verbose"
-sbatch run.sh shows.py $SMALL
+MORE="--verbose"
+sbatch run.sh shows.py $MORE
 LATER=1 sbatch run-2nodes.sh shows.py
 sbatch --gpus-per-node=9 run-2gpus.sh shows.py
 FROM=$(ls slurm-*.out | wc -l)
@@ -325,7 +325,7 @@ def test_a_rehearsal_runs_all_jobs(rehearsal, exercise):
     assert [row[5] for row in rows[:3]] == ["1", "4", "0"]  # GPUs of all nodes
     files = exercise.glob("slurm-*.out")
     shown = [file.read_text().splitlines()[-1] for file in files]
-    assert "['--resume', '2']" in shown and "[]" in shown  # --verbose is for --small
+    assert "['--resume', '2']" in shown and "['--verbose']" in shown
     assert "Requested node configuration is not available" in done.stdout
     assert re.search("^    see .*Error: a mistake: type this$", done.stdout, re.M)
 
