@@ -37,15 +37,15 @@ class InMemoryDataset(Dataset):
 
 
 def collate(samples):
-    """Return a batch: samples in a list are stacked, a tuple is one already."""
+    """Return a list of samples stacked; a tuple is a batch already."""
     return default_collate(samples) if isinstance(samples, list) else samples
 
 
 def make_loader(dataset, batch_size, device, **options):
     """Return a DataLoader for any data set. options: DataLoader's own.
 
-    From pinned memory, `.to(device, non_blocking=True)` does not hold up the CPU,
-    which goes on with the next operations. Workers do not help with data in memory:
+    With pinned memory, `.to(device, non_blocking=True)` returns at once, so the CPU
+    can queue the next operations. Workers do not help with data in memory, because
     handing over a batch takes longer than picking it.
     """
     defaults = {"collate_fn": collate, "pin_memory": device.type != "cpu"}
@@ -90,9 +90,9 @@ def read_prepared(file):
         return torch.load(file, weights_only=True)
 
 
-@functools.cache  # copied once: in each step the CPU would wait for the copy
+@functools.cache  # otherwise the CPU would wait for a copy in every step
 def per_channel(values, device):
-    """Return values of each channel, scaled from 0..1 to 0..255: (C, 1, 1)."""
+    """Return one value per channel, times 255, in the shape (C, 1, 1)."""
     return torch.tensor(values, device=device).mul(255).view(-1, 1, 1)
 
 

@@ -27,7 +27,7 @@ def download_images(doc, name, raw, url, unpack, splits, size, md5=None):
 
     They come from --from DIR with SPLIT/CLASS/, or from DATADIR/name/raw, where
     unpack(archive, folder) unpacks the archive at url. Raises UserError if it cannot
-    be downloaded, or fails its checksum. Nothing of it is kept then.
+    be downloaded, or fails its checksum, and then deletes what has arrived.
     """
     parser = download_options(doc)
     parser.add_argument("--url", default=url, help="address of the archive")

@@ -42,22 +42,20 @@ export KINETO_LOG_LEVEL=6 TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR}
 # by using one core.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-if ! has_driver; then # keep freed memory for the next step: else exercise 8 is 20 % slower
-    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
-fi
-
 # On CPU cores, `small` becomes the options in the folder's small.txt, which the run script puts
 # before the student's own: without them a laptop would train for hours. If $1 names a script,
 # the script must mention small.txt.
 small= script=${1:--}
-use_small_options() {
+use_cpu_cores() {
+    # Keep freed memory for the next step: otherwise exercise 8 is 20 % slower.
+    export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
     if [[ -f small.txt && ${SMALL:-} != 0 ]] &&
         { [[ $script == -* ]] || grep -qs small.txt "$script"; }; then
         small=$(< small.txt)
         echo "No GPU here: adding $small (small.txt; SMALL=0 leaves them out)" >&2
     fi
 }
-[[ $- == *i* ]] || has_driver || use_small_options
+[[ $- == *i* ]] || has_driver || use_cpu_cores
 
 # set_gpus N [NODES]: set GPUS, the number of processes per node, to Slurm's number, else to
 # the one in `GPUS=4 bash ...`, else to N; and NODES likewise. Without Slurm and with too few
@@ -74,7 +72,7 @@ set_gpus() {
             ((here == 0)) || echo "To use GPUs, put NCCL_MULTI_RANK_GPU_ENABLE=1 in front:" \
                 "processes then share them (docs/ONE_GPU.md)" >&2
             export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's reads '' as all GPUs
-            use_small_options
+            use_cpu_cores
         fi
     fi
 }

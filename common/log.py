@@ -17,10 +17,10 @@ RESULTS = "logs/results.jsonl"
 class RunLog:
     """Prints a run's lines and, at the end, adds a line to logs/results.jsonl.
 
-    args: the script's options, with the batch size per GPU; model: the bare one, to
-    count its gradients' bytes; gpus: their number, by default one per process;
-    enabled: whether this process prints and writes, as rank 0 does. folder is the
-    run's own, logs/..., for scripts that write more.
+    args: the script's options, with the batch size per GPU; model: not wrapped in
+    DDP, to count its gradients' bytes; gpus: their number, by default one per
+    process; enabled: whether this process prints and writes, as rank 0 does. Scripts
+    that write more use `folder`, the run's own.
     """
 
     def __init__(self, args, device, model=None, gpus=None, *, enabled=True):
@@ -64,7 +64,7 @@ class RunLog:
     def epoch(self, epoch, count, seconds, unit="images", **parts):
         """Print an epoch's figures, and keep them for write_result().
 
-        epoch: counted from 1; count: how many images, or what unit says, all ranks
+        epoch: counted from 1; count: how many images (or `unit`) all ranks together
         trained on; seconds: how long that took; parts: for example
         train={"loss": 0.1, "accuracy": 98.7}.
         """

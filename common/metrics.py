@@ -22,8 +22,8 @@ def to_metrics(sums, *names, check_finite=False):
     """Return {"loss": mean, "accuracy": %} from sums; this waits for the device.
 
     names: of the accuracies, if there are several. check_finite: raise UserError if
-    the loss is inf or NaN. It is for training: a validation loss may overflow early
-    in fp16.
+    the loss is inf or NaN. Use it for training only, because in fp16 a validation
+    loss may overflow in the first epochs.
     """
     loss_sum, *correct, count = sums.tolist()
     loss = loss_sum / count

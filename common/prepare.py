@@ -49,8 +49,8 @@ def prepare(source, target, splits, size):
         images = torch.empty(len(photos), 3, size, size, dtype=torch.uint8)
         done = 0
         for batch, _ in tqdm(loader, split, leave=False, disable=None):
-            # Copied at once: until it is freed, a worker's batch occupies open files
-            # and shared memory, of which many machines and containers have little.
+            # Copy at once to free the worker's batch, which holds open files and
+            # shared memory: both are scarce in containers.
             images[done : done + len(batch)] = batch
             done += len(batch)
         save_split(target, split, images, torch.tensor(photos.targets))

@@ -22,8 +22,8 @@ def background(rng, width, height):
 def make_synthetic_data(doc, name, splits, make):
     """Run the command sample_data.py: make a data set, unless it is there.
 
-    make(folder, scale) saves each split in folder, the same every time; scale is the
-    number of its images, relative to the default.
+    make(folder, scale) saves all splits in folder, the same every time; scale
+    multiplies the default number of images.
     """
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=layout)

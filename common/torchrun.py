@@ -23,6 +23,6 @@ if __name__ == "__main__":
         if status < 0:  # a signal ended it, so it said nothing
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             status = 128 - status  # as a shell does
-        os._exit(status)  # before srun's SIGTERM to all nodes changes it
+        os._exit(status)  # at once: srun's SIGTERM would change the status
     except SignalException:  # Ctrl-C, or srun ends the job since another node failed
         os._exit(1)
