@@ -25,7 +25,7 @@ from common.device import get_device, get_ranks, pick_dtype
 from common.log import RunLog
 
 GPUS = torch.accelerator.device_count()
-ARGS = Namespace(log_interval=10**9, batch_size=1)
+ARGS = Namespace(log_interval=10**9, steps=10**9, batch_size=1)
 LOG = RunLog(ARGS, torch.device("cpu"), enabled=False)
 
 
@@ -62,7 +62,7 @@ def build_cifar(script, _, device):
     arch, size = ("resnet152", 224) if GPUS else ("resnet18", 64)
     model = script.Classifier(arch, size, None)
     model = model.to(device, memory_format=torch.channels_last)
-    more = torch.GradScaler(device.type, enabled=False), None
+    more = torch.GradScaler(device.type, enabled=False), None, LOG, None
     words = f"{arch}, {size} pixels"
     return words, model, optim.SGD(model.parameters(), 0.01, 0.9), more
 
@@ -114,6 +114,10 @@ def start(exercise, name, option, device, ddp=False):
     def train(loader):
         if exercise == "mnist_multigpu":
             script.train(ARGS, model, device, loader, optimizer, 1, LOG)
+        elif exercise == "cinic_lab":  # whose loop is in main()
+            model.train()
+            step = partial(script.train_step, model)
+            sum(step(batch, optimizer, device, *more) for batch in loader)
         else:
             script.train(model, loader, optimizer, device, *more)
         if GPUS:

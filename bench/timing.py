@@ -137,7 +137,8 @@ def scaling_rows(name, batch, alone, together, averaged, repeats, seconds):
     }
     one, apart, weak, strong = measure(cases, repeats).values()
     single, many = f"1 x {size}", f"{processes} x {size}"
-    goal = 0.95 if averaged <= SMALL_GRADIENTS else None
+    # In every step DDP waits for the slower process, however few its gradients are.
+    goal = 0.9 if averaged <= SMALL_GRADIENTS else None
     # Without DDP: the machine's own limit.
     return [
         make_row(name, f"{many} without DDP / {single}", apart, one),

@@ -65,12 +65,21 @@ def test_ddp_is_compared_with_processes_that_do_not_communicate(monkeypatch):
     dist["all_gather_object"] = lambda *_: None
     monkeypatch.setattr(timing, "dist", SimpleNamespace(**dist))
     monkeypatch.setattr(timing.time, "perf_counter", count().__next__)
-    for averaged, goal in (1e6, 0.95), (1e8, None):
+    for averaged, goal in (1e6, 0.9), (1e8, None):
         parts = [torch.zeros(4)], calls.append, len, averaged
         rows = timing.scaling_rows("x", *parts, 1, 1)
         found = [(row["ratio"], row["goal"]) for row in rows]
         assert found == [(2, None), (2, None), (1, goal), (1, None)]
     assert len(calls) == 4  # rank 1 trains alone only beside rank 0
+
+
+def test_the_last_line_lists_the_rows_below_their_goals():
+    row = {"script": "mnist.py", "what": "script / naive", "goal": 1.4}
+    rows = [row | {"ratio": 1.396}, row | {"ratio": 0.2, "goal": None}]
+    assert timing.format_missed(rows) == "All goals met"
+    rows.append(row | {"ratio": 1.02})
+    missed = "Missed: mnist.py, script / naive 1.02 (goal 1.40)"
+    assert timing.format_missed(rows) == missed
 
 
 @pytest.mark.slow
