@@ -24,7 +24,7 @@ class TrainingState:
     begun; best_accuracy: in %; folder: for this run's checkpoints.
     """
 
-    def __init__(self, args, model, optimizer, scheduler, device, folder="logs"):
+    def __init__(self, args, model, optimizer, scheduler, device, folder):
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = torch.GradScaler(device.type, enabled=False)
         self.options, self.device, self.folder = vars(args), device, Path(folder)
