@@ -78,6 +78,8 @@ def record(module, rank, *, batchnorm=FixedBatchNorm):
     torch.utils.data.RandomSampler = module.RandomSampler = OneReplica
     for name in ("Adam", "Adadelta", "RMSprop"):
         setattr(torch.optim, name, Momentum)
+    for name in getattr(module, "OPTIMIZERS", {}):  # MNIST's
+        module.OPTIMIZERS[name] = Momentum
     torch.accelerator.device_count = lambda: 2  # for DataParallel
 
     def note_weights(optimizer, *_):
