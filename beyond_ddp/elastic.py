@@ -2,7 +2,7 @@
 
     sbatch jobscript_ddp.sh elastic.py  # ELASTIC: nodes come and go
 
-Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+Without a GPU, the run script adds the options in small.txt: a small model.
 """
 
 import argparse
@@ -41,7 +41,10 @@ def train(model, batches, optimizer, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     # ELASTIC: the batch of all GPUs; the checkpoint of each epoch, to resume

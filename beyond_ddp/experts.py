@@ -2,7 +2,7 @@
 
     sbatch jobscript_ddp.sh experts.py  # EP: experts on different GPUs
 
-Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+Without a GPU, the run script adds the options in small.txt: a small model.
 """
 
 import argparse
@@ -42,7 +42,10 @@ def train(model, batches, optimizer, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")

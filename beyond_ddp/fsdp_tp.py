@@ -2,7 +2,7 @@
 
     sbatch jobscript_ddp.sh fsdp_tp.py  # TP: and FSDP; best on four GPUs
 
-Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+Without a GPU, the run script adds the options in small.txt: a small model.
 """
 
 import argparse
@@ -41,7 +41,10 @@ def train(model, batches, optimizer, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
@@ -75,7 +78,7 @@ def main():
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
-    data, tensor = mesh["data"], mesh["tensor"]  # TP: this GPU's column, its row
+    data, tensor = mesh["data"], mesh["tensor"]  # TP: sub-meshes for FSDP and TP
     num_replicas_and_rank = data.size(), data.get_local_rank()  # TP: of this row
     col, row = tp.ColwiseParallel(), tp.RowwiseParallel()
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block

@@ -2,7 +2,7 @@
 
     sbatch jobscript_ddp.sh pipeline.py  # PP: pipeline parallelism
 
-Without a GPU, add $SMALL: `source common/env.sh` sets it to a small model.
+Without a GPU, the run script adds the options in small.txt: a small model.
 """
 
 import argparse
@@ -43,13 +43,16 @@ def train(model, batches, optimizer, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
     # PP: these two decide how long GPUs wait, and how much they hold
-    parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B", help="kind")
     parser.add_argument("--micro-batches", type=int, default=4, help="per step")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
