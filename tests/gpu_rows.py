@@ -289,8 +289,6 @@ def list_rows(root, results, few, losses):
         yield Row(f"checkup of {patient}", fails, (*args, patient), 2)
         yield Row(f"checkup of {fixed}", launch, (*args, fixed), 2)
     small = ["--width=64", "--length=32"] if few else []
-    measure = root, "beyond_ddp/measure_memory.py"
-    yield Row("measure_memory.py", launch, measure, 2)
     measure = root, "beyond_ddp/measure_bubble.py", *small
     yield Row("measure_bubble.py", launch, measure, 2, alone=True)
     yield Row("dp.py uses all GPUs", split_batch, (root,))
