@@ -1,7 +1,6 @@
 """Formulas for the memory and the communication of training a transformer.
 
-All results are bytes per GPU. what_fits.py prints a table for known models;
-measure_memory.py compares the formulas with a small model. Sources:
+All results are bytes per GPU. what_fits.py prints a table for known models. Sources:
 
 - ZeRO: Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054
 - activations, with and without tensor parallelism (TP): Korthikanti et al. 2022,
@@ -80,7 +79,7 @@ def state_bytes(parameters, strategy, ranks, group=1):
     some biases) and Adam's step counters are small and left out.
     """
     shards = group  # HSDP, TP, pipeline
-    if strategy in ("DDP", "ZeRO-1", "CP"):
+    if strategy in ("DDP", "ZeRO-1"):
         shards = 1
     if strategy in ("FSDP", "FSDP + TP"):
         shards = ranks
@@ -94,12 +93,12 @@ def ring_share(ranks):
     return (ranks - 1) / ranks
 
 
-def sent_bytes(parameters, strategy, ranks, group=1, gathered=4, reduced=4, kept=0):
+def sent_bytes(parameters, strategy, ranks, group=1, gathered=4, kept=0):
     """Return the bytes that a GPU sends in a step for weights and gradients.
 
-    gathered, reduced: bytes per number when FSDP gathers weights and when gradients
-    are reduced. kept: parameters that FSDP gathers only once, as they stay gathered
-    between forward and backward pass (reshard_after_forward): the root's.
+    gathered: bytes per number when FSDP gathers weights. Gradients are reduced in 32
+    bits. kept: parameters that FSDP gathers only once, as they stay gathered between
+    forward and backward pass (reshard_after_forward): the root's.
 
     DDP: an all-reduce, which is a reduce-scatter and an all-gather. PyTorch's
     ZeroRedundancyOptimizer leaves that to DDP and broadcasts the new weights on top
@@ -107,11 +106,11 @@ def sent_bytes(parameters, strategy, ranks, group=1, gathered=4, reduced=4, kept
     DDP. FSDP: two all-gathers of weights, and a reduce-scatter of gradients.
     """
     groups = ranks // group
-    ddp = 2 * ring_share(groups) * reduced * parameters / group  # between groups
-    if strategy in ("DDP", "ZeRO-1", "CP"):
-        ddp = 2 * ring_share(ranks) * reduced * parameters
+    ddp = 2 * ring_share(groups) * 4 * parameters / group  # between groups
+    if strategy in ("DDP", "ZeRO-1"):
+        ddp = 2 * ring_share(ranks) * 4 * parameters
         return ddp + ring_share(ranks) * 4 * parameters * (strategy == "ZeRO-1")
-    fsdp = gathered * (2 * parameters - kept) + reduced * parameters
+    fsdp = gathered * (2 * parameters - kept) + 4 * parameters
     if strategy == "FSDP":
         return ring_share(ranks) * fsdp
     if strategy == "FSDP + TP":
@@ -126,12 +125,8 @@ def sent_activations(size, layers, strategy, group=1):
     block has two all-reduces in the forward pass and two in the backward pass;
     sequence parallelism sends as much in other collectives. Those of embedding and
     head are left out. Pipeline: a middle stage sends activations to the next stage
-    and gradients to the previous one. Context parallelism (CP) by a ring: keys and
-    values go to all other GPUs, once in the forward and once in the backward pass,
-    and their gradients come home.
+    and gradients to the previous one.
     """
-    if strategy == "CP":
-        return layers * (group - 1) * (2 + 2 + 2) * size
     if "TP" in strategy:
         return 4 * layers * 2 * ring_share(group) * size
     return min(group - 1, 2) * size if strategy == "pipeline" else 0

@@ -3,7 +3,6 @@
     python what_fits.py
     python what_fits.py --model 8b --gpus 8
     python what_fits.py --model 1b --gpus 4 --memory 24 --length 2048
-    python what_fits.py --plot logs/memory.png
 
 Nothing is measured; memory_formulas.py has the formulas and their sources. A step
 processes one sequence per GPU (--batch-size). 8 GPUs that share a sequence, by TP or
@@ -23,12 +22,10 @@ therefore means within 90 % of the memory.
 
 import argparse
 from math import ceil
-from pathlib import Path
 
 import memory_formulas as formulas
 from common.errors import UserError, run
 from memory_formulas import MODELS, total_parameters
-from memory_plot import draw_memory
 
 USABLE = 0.9  # of the memory; assumed: CUDA, NCCL and fragmentation take the rest
 # H100, by its data sheet: FLOP/s in 16 bits and in TF32, without sparsity; bytes/s
@@ -71,7 +68,7 @@ def calculate_bytes(shape, strategy, ranks, group, args, last=False):
     blocks = stage * (group if first else 1)
     parts["activations"] = blocks * saved + 2 * inputs  # 2: saved by the last norm
     parts["recomputed"] = blocks * inputs + saved + 2 * inputs
-    sent = formulas.sent_bytes(total, strategy, ranks, group, size, 4, root)
+    sent = formulas.sent_bytes(total, strategy, ranks, group, size, root)
     sent *= group if strategy == "FSDP + TP" else 1  # gathered for each sequence
     sent += formulas.sent_activations(group * output, shape.layers, strategy, group)
     return parts | {"logits": logits * (not first), "sent": sent}
@@ -168,7 +165,6 @@ def main():
     parser.add_argument(
         "--sequence-parallel", action="store_true", help="TP that splits the norms"
     )
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="plot to write")
     args = parser.parse_args()
     for n in args.gpus:
         if n % min(n, args.gpus_per_node):
@@ -185,13 +181,6 @@ def main():
         print_block_times(names[0][1], args)
     else:
         print_overview(names, args)
-    if args.plot:
-        models = {}
-        for name, shape in names:
-            models[name] = {n: calculate_rows(shape, n, args) for n in args.gpus}
-        args.plot.parent.mkdir(parents=True, exist_ok=True)
-        draw_memory(models, USABLE * args.memory).savefig(args.plot, dpi=110)
-        print(f"Plot saved to {args.plot}")
 
 
 if __name__ == "__main__":
