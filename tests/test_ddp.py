@@ -220,7 +220,7 @@ def checkup(script, datadir, folder, options):
     return found["error"] | found["warning"] | found["advice"], found["not seen"]
 
 
-OTHERS = [Case(f"{CINIC}_syncbn.py", AMP), Case(f"{BEYOND}/experts.py", SINGLE)]
+OTHERS = [Case(f"{BEYOND}/experts.py", SINGLE)]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_the_checkup_finds_nothing(case, sample, tmp_path):
     expected.add("unused-parameters" if name in DTENSORS else "shards")
     if case.script.startswith((INTRO, BEYOND, "cifar")):
         expected.add("seeds")  # training draws none
-    if not case.script.startswith("exercise8") and name != "cinic_syncbn":
+    if not case.script.startswith("exercise8"):
         expected.add("checkpoint")  # no state is loaded
     if not case.script.startswith("cinic"):
         expected.add("schedule")  # there is none, or none with a number of steps

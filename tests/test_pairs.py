@@ -36,7 +36,7 @@ CANONICAL = (
     r"log = RunLog\(",
     r".* = DistributedSampler\(",
     r".*\.set_epoch\(",
-    r"(.* = )?train\(",
+    r"(.* \+?= )?train(_step)?\(",
     r".* = Subset\(",
     r"dist\.all_reduce\(",
     r"ddp_model\.broadcast_buffers",
