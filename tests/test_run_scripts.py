@@ -275,7 +275,7 @@ def shows(exercise, folder):
     (folder / "show.py").write_text(SHOW)
     copy_common(folder, f"PYTHON=(python3 '{folder}/show.py')")
     copied = copy_exercise(exercise, folder)
-    (copied / "x.py").touch()
+    (copied / "x.py").write_text("# for small.txt")
     return copied
 
 
@@ -296,9 +296,12 @@ def launch(script, folder, **env):
     "script", RUN_SCRIPTS, ids=lambda file: f"{file.parent.name}/{file.name}"
 )
 def test_each_run_script_starts_the_right_processes(script, tmp_path):
-    """The typed script, once per node, on the right GPUs."""
+    """The typed script, once per node, on the right GPUs, with small.txt's options."""
     gpus = int(re.search(r"=(?:gpu:)?(\d)\n#SBATCH --time", script.read_text())[1])
-    arguments, seen = launch(script, tmp_path)
+    arguments, seen = launch(script, tmp_path, SMALL="")
+    before = [word for word in arguments[: arguments.index("a b")] if word != "x.py"]
+    for file in script.parent.glob("small.txt"):  # the clinic has none
+        assert " ".join(before).endswith(file.read_text().strip())
     if "--nodes=2" in script.read_text():  # nvidia-smi counts GPUs for TensorFlow
         assert seen == ["-1", "-1"] if "tensorflow" in script.name else ["5", "6"]
     elif "common.torchrun" in arguments:
