@@ -296,7 +296,7 @@ def launch(script, folder, **env):
     "script", RUN_SCRIPTS, ids=lambda file: f"{file.parent.name}/{file.name}"
 )
 def test_each_run_script_starts_the_right_processes(script, tmp_path):
-    """The typed script, once per node, on the right GPUs, with small.txt's options."""
+    """The typed script, once per node, on the right GPUs, with small options."""
     gpus = int(re.search(r"=(?:gpu:)?(\d)\n#SBATCH --time", script.read_text())[1])
     arguments, seen = launch(script, tmp_path, SMALL="")
     before = [word for word in arguments[: arguments.index("a b")] if word != "x.py"]
