@@ -45,7 +45,7 @@ def address(file):
     """Return the page of a file or a folder."""
     if (REPOSITORY / file).is_dir():
         return f"{file}/index.html"
-    if file.endswith((".png", ".ipynb", ".json")):
+    if file.endswith((".png", ".svg", ".ipynb", ".json")):
         return file
     return file.replace("README.md", "index.md").removesuffix(".md") + ".html"
 
