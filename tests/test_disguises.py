@@ -15,7 +15,7 @@ from conftest import HIDDEN, REPOSITORY, copy_checkout
 pytestmark = pytest.mark.slow
 # Tests that start processes, count them, and read their output.
 PART = "each_script_runs or kinds_of_gpu or missing_data or gpus_that_pytorch"
-PART += " or malloc_is_tuned or pick_gpus or user_error_of_all or strict_shell"
+PART += " or malloc_is_tuned or small_options or user_error_of_all or strict_shell"
 PART += " or only_in_a_shell"
 FILES = "tests/test_common.py", "tests/test_run_scripts.py", "tests/test_faults.py"
 JOB = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1", "SLURM_NNODES": "1"}
