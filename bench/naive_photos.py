@@ -12,7 +12,7 @@ from dataset import NAME, RAW, SIZE
 
 BATCH = 25
 # Real photos, larger than synthetic ones, are decoded at half size and reach 2.2.
-GOAL = 1.35
+GOAL = 1.25
 transform = transforms.Compose(
     [
         transforms.Resize((SIZE, SIZE)),
