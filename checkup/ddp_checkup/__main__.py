@@ -1,0 +1,3 @@
+from ddp_checkup.cli import main
+
+main()
