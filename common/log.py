@@ -100,7 +100,7 @@ class RunLog:
             "accuracy": accuracy,  # in %
             "training_seconds": training_seconds,
             "gradient_bytes": self.gradient_bytes,  # what DDP averages in a step
-            "checkup": "DDP_CHECKUP" in os.environ,  # tools/checkup slows it down
+            "checkup": "DDP_CHECKUP" in os.environ,  # the checkup slows it down
         }
         if self.enabled:
             file = Path(RESULTS)

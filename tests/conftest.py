@@ -144,7 +144,7 @@ def sample(tmp_path_factory):
 
 def copy_exercise(exercise, folder):
     """Copy an exercise, with links to the other folders; return the copy."""
-    for other in {"common", "bench", "tools"} - {exercise}:
+    for other in {"common", "bench", "tools", "checkup"} - {exercise}:
         if not (folder / other).exists():
             (folder / other).symlink_to(REPOSITORY / other)
     ignored = shutil.ignore_patterns("logs*", "__pycache__", "mnist_cnn.pt", "*.tar")

@@ -55,7 +55,7 @@ FULL = {
     "VGG16": ("exercise8", *VGG16, "--finetune-epochs 2 --weights none"),
 }
 RESUMED_TOLERANCE = 0.05
-CHECKUP = "tools/checkup/__main__.py"
+CHECKUP = "checkup/__main__.py"
 
 # ranks: 1 or 2; alone: measures a speed or fills the memory
 Row = namedtuple("Row", "name function args ranks alone", defaults=[(), 1, False])

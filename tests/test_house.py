@@ -10,12 +10,12 @@ from conftest import EXERCISES, REPOSITORY, WITH_DATA
 
 LISTED = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True)
 FILES = [f for f in map(REPOSITORY.joinpath, LISTED.splitlines()) if f.is_file()]
-TESTS = [file for file in FILES if file.is_relative_to(REPOSITORY / "tests")]
+TESTS = [file for file in FILES if "tests" in file.relative_to(REPOSITORY).parts]
 PYTHON = [file for file in FILES if file.suffix == ".py" and not file.is_symlink()]
 MODULES = [file for file in PYTHON if file not in TESTS]
-COPIED = "tools/check.py", "tools/machine.py", "tools/checkup"  # to other machines
+COPIED = "tools/check.py", "tools/machine.py"  # to other machines
 MAY_IMPORT = {  # besides a folder's own modules
-    **{folder: [] for folder in ("common", *COPIED)},
+    **{folder: [] for folder in ("common", "checkup", *COPIED)},
     "tools/check.py": ["tools/machine.py"],
     **{exercise: ["common"] for exercise in EXERCISES},
     "beyond_ddp": ["common", "dp_ddp_intro"],  # dataset.py is a link

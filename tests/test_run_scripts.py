@@ -177,7 +177,7 @@ printf '<%s>' "$1" $small "${@:2}"
         ("own.py", {"HERE": "2"}, "<own.py>"),  # two GPUs
         ("own.py", {"HERE": "1"}, "<own.py><--epochs><1>"),  # one is too few
         ("plain.py --lr 2", {}, "<plain.py><--lr><2>"),  # does not mention small.txt
-        ("../tools/checkup own.py", {}, "<../tools/checkup><own.py>"),
+        ("../checkup own.py", {}, "<../checkup><own.py>"),
     ],
 )
 def test_cpu_cores_get_small_options(typed, env, launched, tmp_path):
