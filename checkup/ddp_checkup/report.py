@@ -28,7 +28,8 @@ def report(options, traces, stop, out):
     if options.reference and not stop:
         rows.append(compare_with_reference(options, out))
     states = Counter(row["state"] for row in rows)
-    unchecked = "" if states["error"] else find_nothing(options, traces, failed)
+    found = states["error"] or states["warning"]
+    unchecked = "" if found else find_nothing(options, traces, failed)
     if failed and unchecked:  # beside the script's own error
         show(out, f"Error: nothing was checked: {unchecked} ({stop[2]}).")
         return 1

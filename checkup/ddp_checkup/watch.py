@@ -62,7 +62,8 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.options, self.owns_store = options, owns_store
         self.main = threading.main_thread().ident
-        self.stdout = sys.stdout  # the script may replace it
+        # The script may replace it, and prints.Tee would look at the report.
+        self.stdout = getattr(sys.stdout, "stream", sys.stdout)
         self.ended = ""  # "done", "stopped" (by --steps) or "failed"
         self.status = 0  # the report's
         self.told = False  # whether a long wait was told

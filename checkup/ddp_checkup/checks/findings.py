@@ -1,0 +1,31 @@
+"""The form of a check: a function of all ranks' traces that returns a Finding or None."""
+
+from collections import namedtuple
+
+CHECKS = []  # in the order of the report
+
+
+class NotSeen(Exception):
+    """Raised by a check that cannot decide; its text says why."""
+
+
+class Finding(namedtuple("Finding", "line text level fix", defaults=[None, None])):
+    """What is wrong, and where; level and fix replace those of the check."""
+
+
+class Check(namedtuple("Check", "name promise fix level function")):
+    """A row of the report; its function's docstring says how it is seen."""
+
+
+def check(name, promise, fix, level="error"):
+    """Add a function to CHECKS.
+
+    promise: what holds if nothing is found. level: error (wrong numbers, hangs, lost
+    files) or warning (likely a mistake).
+    """
+
+    def add(function):
+        CHECKS.append(Check(name, promise, fix, level, function))
+        return function
+
+    return add

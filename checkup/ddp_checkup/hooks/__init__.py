@@ -1,0 +1,74 @@
+"""Hooks append events to the trace while a script runs, and change nothing in it.
+
+install() wraps the functions of PyTorch that a DDP script calls. None of the hooks waits
+for a device: checksums stay there until the script has ended.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
+
+from ddp_checkup.hooks import (
+    collectives,
+    ddp,
+    files,
+    items,
+    late,
+    loops,
+    modules,
+    prints,
+    steps,
+)
+from ddp_checkup.hooks.wrapping import rebind, wrap
+from ddp_checkup.trace import trace, user_line
+
+WITH_TENSORS = "loop", "step", "weights", "tensors", "dtensor"
+MODULES = collectives, ddp, loops, steps, modules, prints, files
+
+__all__ = ["finish", "install", "prints", "rebind", "reset", "steps", "wrap"]
+
+
+def reset():
+    """Start with an empty trace: in a new process, and when it was forked."""
+    trace.reset()
+    late.LATE.clear()
+    for module in MODULES:
+        module.reset()
+
+
+def after_group(result, values):
+    if not trace.of("group"):
+        trace.add("group", line=user_line())
+    late.wrap_imported()
+
+
+def install():
+    for module in MODULES:
+        module.install()
+    wrap(dist, "init_process_group", after=after_group)
+
+
+def finish(done):
+    """Return the trace, ready to be sent: with numbers in place of tensors.
+
+    done: whether the script came to its end. A GPU whose rank hangs would be waited for
+    without end, so its tensors are left out then.
+    """
+    trace.finished = done
+    first = trace.first("first step")
+    can_read = done or first is None or first.device == "cpu"
+    read = torch.Tensor.tolist if can_read else lambda tensor: []
+    items.finish(done)
+    collectives.finish()
+    files.finish()
+    prints.finish()
+    steps.finish(can_read)
+    for event in trace.of("failure"):
+        event.unused = ddp.unused_parameters(event.error)
+    if done:
+        modules.finish()
+    for kind in WITH_TENSORS:
+        for event in trace.of(kind):
+            for name, value in vars(event).items():
+                setattr(event, name, tree_map_only(torch.Tensor, read, value))
+    return trace

@@ -1,0 +1,153 @@
+"""Tensors that no optimizer updates: buffers, and copies of a model such as an EMA.
+
+`tensors`: name (class, first line and number of the module), line, when ("first", "" or
+"end"), evaluated (whether it was since the last step), trains (its mode), values
+(checksums by name of the tensor). `saved` and `called`: name and line of a module whose
+state was saved, or that was called without gradients. `loaded`: line and missing (names
+of tensors that differ from the checkpoint's by `module.` alone).
+"""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from ddp_checkup.hooks import ddp, steps
+from ddp_checkup.hooks.checksums import checksums, is_dtensor
+from ddp_checkup.hooks.wrapping import wrap
+from ddp_checkup.trace import trace, user_line
+
+
+class Module:
+    """What is known of a module: its name, and steps at its last call and eval()."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+        self.called = self.evaluated = None
+
+
+def reset():
+    global seen, optimized, evaluated, noted
+    seen = {}  # Modules by id
+    optimized = set()  # ids of parameters of optimizers
+    evaluated = 0  # steps at the last eval() of any module
+    noted = set()  # what was noted once, such as the names of saved modules
+
+
+def module_of(values):
+    module = values[0].module if isinstance(values[0], DDP) else values[0]
+    if id(module) not in seen:
+        place = type(module).__name__, user_line()
+        number = sum(other.name[:2] == place for other in seen.values())
+        seen[id(module)] = Module(module, (*place, number))
+    return seen[id(module)]
+
+
+def before_switch(name, values):
+    """Note what a module holds after it was evaluated: at train() after eval()."""
+    global evaluated
+    entry, evaluates = module_of(values), False in values[1:]
+    if entry.module.training < (not evaluates):
+        note_tensors(entry)
+    entry.evaluated = trace.step if evaluates else None
+    evaluated = trace.step if evaluates else evaluated
+
+
+def note_once(kind, name):
+    if (kind, name) not in noted:
+        noted.add((kind, name))
+        trace.add(kind, line=user_line(), name=name)
+
+
+def before_save(name, values):
+    note_once("saved", module_of(values).name)
+
+
+def after_load(result, values):
+    """Note a checkpoint that fits but for `module.`: strict=False does not say it.
+
+    load_state_dict() returns the names that it misses, and those it does not know.
+    """
+    missing, unexpected = map(set, result or [(), ()])
+    renamed = {f"module.{name}" for name in missing} & unexpected
+    renamed |= {f"module.{name}" for name in unexpected} & missing
+    trace.add("loaded", line=user_line(), missing=sorted(missing if renamed else ()))
+
+
+def note_tensors(entry, when=""):
+    module = entry.module
+    loops = [e for e in trace.of("loop") if e.batches and not e.steps]
+    # A trainer may train on without a call of train().
+    looped = any(e.first == e.last == entry.evaluated for e in loops)
+    was_evaluated = trace.step == entry.evaluated and looped
+    was_evaluated |= trace.step == entry.called == entry.evaluated
+    norms = [part for part in module.modules() if isinstance(part, _NormBase)]
+    # DDP leaves each rank its own statistics after a training step.
+    left_out = {id(b) for norm in norms for b in norm.buffers() if not was_evaluated}
+    named = [*module.named_buffers(), *module.named_parameters()]
+    named = [(name, t) for name, t in named if id(t) not in left_out | optimized]
+    named = dict((name, t) for name, t in named if not is_dtensor(t))
+    trace.add(
+        "tensors",
+        name=entry.name,
+        line=user_line(),
+        when=when,
+        evaluated=was_evaluated,
+        trains=module.training,
+        names=[*named],
+        values=checksums(named.values()),
+    )
+
+
+def note_first(parameters):
+    """Note all modules at the first step."""
+    optimized.update(map(id, parameters))
+    for entry in [*seen.values()] if parameters else ():
+        note_tensors(entry, "first")
+
+
+def before_enter(name, values):
+    """Note which modules a block without gradients calls, such as an EMA.
+
+    A hook of all modules takes time at each call of each layer, and would be a part
+    of compiled graphs, so it is there within such blocks alone.
+    """
+    if trace.step and not steps.depth and not ddp.compiles:
+        vars(values[0])["checkup"] = register_module_forward_pre_hook(note_call)
+
+
+def before_exit(name, values):
+    if handle := vars(values[0]).pop("checkup", None):
+        handle.remove()
+
+
+def note_call(module, inputs):
+    entry = seen.get(id(module))
+    if entry:
+        note_once("called", entry.name)
+        if not module.training:
+            entry.called = trace.step
+
+
+def finish():
+    for entry in seen.values():
+        note_tensors(entry, "end")
+
+
+def unless_within(before):
+    """Leave out what a module calls for its parts, one after another."""
+    return lambda name, values: trace.switching or before(name, values)
+
+
+def install():
+    for owner in torch.no_grad, torch.inference_mode:
+        wrap(owner, "__enter__", before=before_enter)
+        wrap(owner, "__exit__", before=before_exit)
+    wrap(nn.Module, "load_state_dict", after=after_load)
+    for name, before in (
+        ("train", before_switch),
+        ("_apply", lambda _, values: module_of(values)),
+        ("state_dict", before_save),
+    ):
+        wrap(nn.Module, name, unless_within(before), during="switching")

@@ -1,0 +1,194 @@
+"""Steps of the optimizers: one `step` event each, made before the step.
+
+Its fields: label (number of the loop, step in it), optimizer (its number), names (of its
+parameters), start (whether it is this optimizer's first), gradients and weights
+(checksums, before the step), inputs and batch (contents of what went into models and of
+the loader's batch), losses, loss_weight (of one target in them), passes (backward passes since the last step), sharded,
+synced (whether DDP or a collective has had one of its parameters), sums (of gradients
+that the script added up, and what they are at the step), norm (line and norm of
+clipped gradients), random (states of the generators) and loops (begun so far).
+`weights` events at the end have the last weights of each optimizer. `first step` has the
+device; `dtensor` the contents of a parameter's shard.
+"""
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from ddp_checkup.hooks import loops, modules
+from ddp_checkup.hooks.checksums import (
+    checksums,
+    contents,
+    is_dtensor,
+    random_states,
+)
+from ddp_checkup.hooks.late import wrap_imported
+from ddp_checkup.hooks.wrapping import wrap
+from ddp_checkup.trace import trace, user_line
+
+MAX_COMPARED = 1000  # steps whose weights and gradients are compared
+MAX_RANDOM = 6  # steps whose generators are compared
+
+
+class StopAfterSteps(BaseException):
+    """The script has made as many steps as --steps allows."""
+
+
+def reset():
+    global depth, seen, names, synced, summed, sums, norm, latest
+    depth = 0  # of optimizers within optimizers, whose step() runs
+    seen = []  # optimizers
+    names = {}  # of parameters, by id
+    synced = set()  # ids and places of what DDP or a collective has had
+    # Since the last step: absolute sums of gradients that the script added up over the
+    # ranks, and (that sum, what it is before clipping or the step)
+    summed, sums = [], []
+    norm = None  # (line, norm) of clipped gradients since the last step
+    latest = []  # the parameters of the last step
+
+
+def parameters_of(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def parameter_sizes():
+    """Return the elements of the parameters of the last step, one by one and in all."""
+    sizes = [p.numel() for p in latest]
+    return {*sizes, sum(sizes)} - {0, 1}
+
+
+def place_of(tensor):
+    """Return where a tensor's elements lie, and how many there are."""
+    return tensor.untyped_storage().data_ptr(), tensor.numel()
+
+
+def is_synced(parameter):
+    places = {id(parameter), place_of(parameter)}
+    if parameter.grad is not None and not parameter.grad.is_sparse:
+        places.add(place_of(parameter.grad))
+    return not synced.isdisjoint(places)
+
+
+def before_step(optimizer, args, kwargs):
+    global depth, norm, sums, latest
+    depth += 1
+    if depth > 1:  # within another
+        return
+    parameters = parameters_of(optimizer)
+    sharded = any(map(is_dtensor, parameters))
+    if not any(optimizer is other for other in seen):
+        seen.append(optimizer)
+        start = True
+    else:
+        start = False
+    number = next(i for i, other in enumerate(seen) if other is optimizer)
+    device = parameters[0].device if parameters else torch.device("cpu")
+    if not trace.of("step"):
+        note_first_step(device, parameters)
+    modules.optimized.update(map(id, parameters))
+    loops.leave_evaluation()
+    loop, line = trace.loop, user_line()
+    compared = [] if sharded or trace.step >= MAX_COMPARED else parameters
+    if compared:
+        note_division(compared)
+    trace.add(
+        "step",
+        line=line,
+        label=loops.next_label(line),
+        optimizer=number,
+        start=start,
+        names=[
+            f"{names.get(id(p), 'a parameter')} {(*p.shape,)}" for p in parameters
+        ],
+        gradients=checksums([p.grad for p in compared], device),
+        weights=checksums(compared, device),
+        inputs=trace.inputs,
+        batch=loop.latest if loop else None,
+        losses=trace.losses,
+        loss_weight=trace.loss_weight,
+        passes=trace.passes,
+        sharded=sharded,
+        synced=not sharded and any(map(is_synced, compared)),
+        sums=sums,
+        norm=norm,
+        random=random_states(device) if trace.step < MAX_RANDOM else None,
+        loops=len(trace.of("loop")),
+    )
+    latest, norm, sums = compared, None, []
+    trace.inputs, trace.losses, trace.passes, trace.loss_weight = [], [], 0, None
+    if loop:
+        loop.latest = None
+        loop.steps += 1
+
+
+def note_first_step(device, parameters):
+    modules.note_first(parameters)
+    trace.add("first step", device=device.type)
+    for number, parameter in enumerate(parameters, start=1):
+        if is_dtensor(parameter):
+            note_shard(number, parameter)
+
+
+def note_shard(number, parameter):
+    """Note the contents of a DTensor: shards differ, and replicas are equal."""
+    places = parameter.device_mesh.get_coordinate()
+    pairs = zip(parameter.placements, places, strict=True)
+    # Ranks with the same shard, in one mesh or in another, are replicas.
+    place = [c for placement, c in pairs if not placement.is_replicate()]
+    found = contents(parameter.to_local())
+    line = user_line()
+    trace.add("dtensor", line=line, parameter=number, place=place, contents=found)
+
+
+def after_step(optimizer, args, kwargs):
+    global depth
+    depth -= 1
+    if depth:
+        return
+    trace.step, trace.activity = trace.step + 1, trace.activity + 1
+    if trace.loop is None:
+        trace.batch += 1
+    if trace.step == trace.max_steps:
+        raise StopAfterSteps
+
+
+def note_division(parameters):
+    """Note whether gradients are still what they were when they had been summed.
+
+    Before they are clipped, if they are.
+    """
+    if summed and parameters:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        now = sum(g.abs().sum() for g in gradients if not g.is_sparse)
+        sums.append((sum(summed), now))
+    summed.clear()
+
+
+def note_norm(value):
+    """Note the norm by which a rank scales its gradients; that of a shard is none."""
+    global norm
+    if is_dtensor(value):
+        if not all(placement.is_replicate() for placement in value.placements):
+            return
+        value = value.to_local()
+    norm = norm or (user_line(), value.detach().clone())
+
+
+def before_clip(name, values):
+    note_division(latest)  # the parameters in values may be a generator
+
+
+def finish(can_read):
+    """Note the last weights; can_read: whether no device waits for ever."""
+    for number, optimizer in enumerate(seen):
+        parameters = parameters_of(optimizer)
+        if can_read and parameters and not any(map(is_dtensor, parameters)):
+            trace.add("weights", optimizer=number, weights=checksums(parameters))
+
+
+def install():
+    utils = torch.nn.utils
+    wrap(utils, "clip_grad_norm_", before_clip, lambda norm, _: note_norm(norm))
+    wrap(utils, "clip_grads_with_norm_", before=lambda _, args: note_norm(args[2]))
+    wrap(torch.optim.Optimizer, "__init__", before=lambda *_: wrap_imported())
+    optimizers.register_optimizer_step_pre_hook(before_step)
+    optimizers.register_optimizer_step_post_hook(after_step)

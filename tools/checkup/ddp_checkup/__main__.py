@@ -1,3 +1,0 @@
-from ddp_checkup.cli import main
-
-main()
