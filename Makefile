@@ -3,7 +3,7 @@ unexport CDPATH # else cd prints where it goes
 PYTHON ?= python3
 # More workers than CPUs, since tests often wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
-.PHONY: help demo test test-all test-slow test-gpu lint bench pages rehearse venv venv-tensorflow venv-frameworks
+.PHONY: help demo test test-all test-slow test-checkup test-gpu lint bench pages rehearse venv venv-tensorflow venv-frameworks
 
 help: # print this list
 	@grep '^[a-z-]*:.*#' Makefile | sed 's/:.*# /\t/' | expand -t 18
@@ -14,11 +14,14 @@ demo: venv # exercise 8 on one GPU and on two (CPU cores stand in for missing GP
 test: lint # run each script as users do, and compare DDP with one process
 	.venv/bin/python -m pytest -n $(WORKERS)
 
-test-all: test test-slow # plus slow tests, TensorFlow and, as root, a real Slurm
+test-all: test test-slow test-checkup # plus slow tests, TensorFlow and, as root, a real Slurm
 
-test-slow: venv venv-tensorflow venv-frameworks
+test-slow: venv venv-tensorflow
 	.venv/bin/python -m pytest -m 'cluster or slow' -n $(WORKERS) --durations=25
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
+
+test-checkup: venv venv-frameworks # test the checkup by itself
+	$(MAKE) -C checkup test-all PYTHON=../.venv/bin/python
 
 lint: venv # check the style
 	.venv/bin/ruff check && .venv/bin/ruff format --check
@@ -55,7 +58,7 @@ venv-tensorflow: .venv-tensorflow/installed # install TensorFlow in .venv-tensor
 venv-frameworks: .venv-frameworks/installed # install Lightning, Accelerate and Transformers beside .venv
 
 # It uses the PyTorch of .venv.
-.venv-frameworks/installed: tests/programs/frameworks/requirements.txt .venv/installed
+.venv-frameworks/installed: checkup/tests/programs/frameworks/requirements.txt .venv/installed
 	$(PYTHON) -m venv .venv-frameworks
 	ls -d $(CURDIR)/.venv/lib/python*/site-packages > pytorch.pth
 	mv pytorch.pth .venv-frameworks/lib/python*/site-packages/
