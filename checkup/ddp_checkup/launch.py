@@ -47,7 +47,7 @@ def find_place():
         return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), host, port)
     for rank, _, size in (OPEN_MPI, MPICH, SLURM_STEP):
         if rank in env and int(env.get(size, 1)) > 1:
-            meeting_point = find_host(rank), find_port(rank)
+            meeting_point = find_host(), find_port()
             return Place(int(env[rank]), int(env[size]), *meeting_point)
     return None
 
@@ -66,18 +66,12 @@ def check_rank():
         raise ValueError(f"{text}torchrun, or GPUS=2 before a run script's command")
 
 
-def find_host(rank):
-    """Return the host of rank 0; rank: the name of the launcher's variable."""
+def find_host():
+    """Return the host of rank 0: MASTER_ADDR, Slurm's first node, or this one."""
     env = os.environ
-    if env.get("MASTER_ADDR"):
-        return env["MASTER_ADDR"]
-    nodes = env.get("SLURM_JOB_NODELIST", "")
-    if rank in SLURM_STEP:
-        nodes = env.get("SLURM_STEP_NODELIST", nodes)
-    sizes = env.get("OMPI_COMM_WORLD_SIZE"), env.get("PMI_SIZE")
-    here = env.get("OMPI_COMM_WORLD_LOCAL_SIZE"), env.get("MPI_LOCALNRANKS")
-    if (nodes and not {*"[,"} & {*nodes}) or (not nodes and here == sizes):
-        return "127.0.0.1"  # there is one node
+    nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", ""))
+    if env.get("MASTER_ADDR") or not {*"[,"} & {*nodes}:  # there is one node
+        return env.get("MASTER_ADDR") or "127.0.0.1"
     try:
         command = ["scontrol", "show", "hostnames", nodes]
         return subprocess.check_output(command, text=True).split()[0]
@@ -86,7 +80,7 @@ def find_host(rank):
         raise ValueError(text) from None
 
 
-def find_port(rank):
+def find_port():
     """Return a port that all ranks of a job derive, and no other job does.
 
     It lies below the ports that the system gives to connections.
@@ -94,11 +88,8 @@ def find_port(rank):
     env = os.environ
     if env.get("MASTER_PORT"):
         return int(env["MASTER_PORT"])
-    if "SLURM_JOB_ID" in env:
-        # The steps in which mpirun starts ranks differ.
-        step = env["SLURM_STEP_ID"] if rank in SLURM_STEP else "0"
-        return 10_000 + (10 * int(env["SLURM_JOB_ID"]) + int(step)) % 20_000
-    return 10_000 + os.getppid() % 20_000  # mpirun's, on one node
+    job = env.get("SLURM_JOB_ID", os.getppid())  # mpirun's process, on one node
+    return 10_000 + (10 * int(job) + int(env.get("SLURM_STEP_ID", 0)) % 10) % 20_000
 
 
 def start_ranks(ranks):

@@ -5,8 +5,6 @@ import os
 import re
 import runpy
 import sys
-import threading
-import time
 import traceback
 from collections import namedtuple
 from contextlib import suppress
@@ -26,7 +24,6 @@ OF_SPAWN = (
     ProcessExitedException,
     ProcessRaisedException,
 )  # for errors of its processes
-SECONDS_TO_WRITE = 5  # a missing file that another rank may write
 # Errors of scripts that need a GPU
 NEEDS_GPU = re.compile("nccl|cuda|nvidia|device_ids|set_device|device_count", re.I)
 NO_GPU = (
@@ -160,30 +157,12 @@ def fail(error, store):
     if not watch.store:  # a spawned process that made no process group
         store.set("failed", "")
         return
-    line = path = None
-    no_parent = re.search("Parent directory (.+) does not exist", str(error))
-    missing = isinstance(error, FileNotFoundError) or bool(no_parent)
-    if missing or isinstance(error, FileExistsError):
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        line = user_line(frame)
-        path = os.path.abspath(
-            f"{no_parent[1]}/file" if no_parent else error.filename
-        )
-    trace.add("failure", line=line, path=path, missing=missing, error=str(error))
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    line = user_line(frame)
+    trace.add("failure", line=line, error=str(error))
     with suppress(dist.DistError):
-        if path and not trace.step:
-            wait_for_others()
         watch.stop_job("failed", line, f"rank {trace.rank} failed")
     watch.thread.end("failed")
-
-
-def wait_for_others():
-    """Wait until all ranks fail; else another may soon write a missing file."""
-    watch.store.set(f"fails{trace.rank}", "")
-    keys = [f"fails{rank}" for rank in range(trace.world_size)]
-    deadline = time.monotonic() + SECONDS_TO_WRITE
-    while not watch.store.check(keys) and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 def wrap_group(options, job):
@@ -201,53 +180,27 @@ def before_group(name, values):
 
 
 def before_rendezvous(options, job, name, values):
-    """Compare the number that this rank passes with those of the other ranks."""
-    url, rank, world_size = values[:3]
+    """Note which rank this process says that it is: a hang names it."""
+    _, rank, world_size = values[:3]
     rank = int(os.environ.get("RANK", -1)) if rank == -1 else rank
     if world_size == -1:
         world_size = int(os.environ.get("WORLD_SIZE", -1))
     passed = f"rank={rank}, world_size={world_size}"
     trace.waiting = f"init_process_group({passed})"
-    if rank < 0 or world_size < 0:  # PyTorch says what is wrong
-        return
-    env = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
-    where = ":".join(env) if url.startswith("env") else url
-    store, place = (job.store, job.process) if job else (watch.store, trace.rank)
-    key, mine = f"init{len(trace.of('init'))}/{where}/{rank}", str(place)
-    other = store.compare_set(key, "", mine).decode()
-    if other != mine:
-        first, second = sorted([place, int(other)])
-        kind = "process" if job else "rank"
-        text = f"{kind} {first} and {kind} {second} both passed {passed} to "
-        refuse(f"{text}init_process_group()", job)
-    if job:
-        join_job(options, job, rank, world_size, where)
+    if job and rank >= 0:
+        join_job(options, job, rank, world_size)
 
 
-def refuse(text, job):
-    """End the job where init_process_group() would wait, or make a group of one."""
-    if job and not watch.store:
-        job.store.set("refused", text)
-        watch.EXIT(1)
-    watch.stop_job("collectives", user_line(), text, watch.OWN_RANK)
-    threading.Event().wait()  # watch.py ends this process
-
-
-def join_job(options, job, rank, world_size, where):
+def join_job(options, job, rank, world_size):
     """Begin to watch a spawned rank, which learns its number only now."""
-    if watch.store:
-        return
-    other = job.store.compare_set("address", "", where).decode()
-    if other != where:
-        text = f"one rank waits at {other}, and another at {where}"
-        refuse(f"{text}. Choose the port before mp.spawn()", job)
-    trace.rank, trace.world_size = rank, world_size
-    watch.start(options, job.store)
+    if not watch.store:
+        trace.rank, trace.world_size = rank, world_size
+        watch.start(options, job.store)
 
 
 def after_group(options, job, result, values):
     if job:  # without a rendezvous: the script has made a store
-        join_job(options, job, dist.get_rank(), dist.get_world_size(), "a store")
+        join_job(options, job, dist.get_rank(), dist.get_world_size())
     if not trace.of("group"):
         trace.add("group", line=user_line())
 
@@ -323,14 +276,9 @@ def end_parent(options, error, store, jobs):
     numbers = range(1, jobs + 1)
     keys = [f"job{number}/status" for number in numbers]
     statuses = [int(store.get(key)) for key in keys if store.check([key])]
-    refused = [
-        f"job{n}/refused" for n in numbers if store.check([f"job{n}/refused"])
-    ]
     failed = any(store.check([f"job{number}/failed"]) for number in numbers)
     text = f"{options.script} ended before it made a process group"
-    if refused:
-        text = store.get(refused[0]).decode()
-    elif isinstance(error, NeedsRanks):
+    if isinstance(error, NeedsRanks):
         text = f"{options.script} calls init_process_group() but starts no ranks; "
         text += "put -n 2 before its name"
     elif (

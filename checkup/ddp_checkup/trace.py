@@ -1,7 +1,7 @@
 """The trace of one rank: a list of events, in the order in which they happened.
 
-Hooks append events. After the script has ended, rank 0 gathers the traces of all ranks,
-and the checks compare them.
+Hooks append events. When the script has ended, rank 0 gathers all ranks' traces, and
+the checks compare them.
 """
 
 import functools
@@ -23,7 +23,7 @@ INSTALLED = "/site-packages/", "/dist-packages/"  # of a user, or of another fol
 
 
 class Line(namedtuple("Line", "file number caller")):
-    """A line of the user's code; caller: the script's line that led there, or None."""
+    """A line of the user's code; caller: the script's line that led there."""
 
     def __str__(self):
         place = f"{os.path.basename(self.file)}:{self.number}"
@@ -52,8 +52,8 @@ class Trace:
         self.step = 0  # optimizer steps so far
         self.loop = None  # the event of the loop over a DataLoader that runs
         self.batch = 0  # batches so far; without a DataLoader, steps
-        # Since the last step: contents of what went into models, losses, the weight of a
-        # target in them, and the number of backward passes
+        # Since the last step: contents of what went into models, losses, the weight
+        # of a target in them, and the number of backward passes
         self.inputs, self.losses, self.loss_weight, self.passes = [], [], None, 0
         self.activity = 0  # changes whenever this rank does something
         self.waiting = ""  # the collective that runs, which waits for other ranks

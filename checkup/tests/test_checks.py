@@ -1,9 +1,10 @@
 """Every check names its bug, and says nothing about a healthy script.
 
-scripts/ holds healthy scripts. A comment `# BUG 1 set-epoch: pass` says that the next
-line, replaced by `pass`, has a bug that the check set-epoch reports as an error, and
-`set-epoch, seeds warning: pass` one that seeds reports as a warning, too. All bugs of
-one number are tried in one run. `# HERE set-epoch` marks the line that the check names.
+scripts/ holds healthy scripts. A comment `# BUG 1 set-epoch: pass` says that the
+next line, replaced by `pass`, has a bug that the check set-epoch reports as an
+error, and `set-epoch, seeds warning: pass` one that seeds reports as a warning, too.
+All bugs of one number are tried in one run. `# HERE set-epoch` marks the line that
+the check names.
 """
 
 import re

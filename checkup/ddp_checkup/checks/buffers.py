@@ -9,8 +9,8 @@ from ddp_checkup.checks.findings import Finding, NotSeen, check
 @check(
     "buffers",
     "all ranks evaluate and save the same buffers and copies",
-    fix="Broadcast rank 0's buffers before the evaluation. Update copies and buffers "
-    "by what was averaged over the ranks.",
+    fix="Broadcast rank 0's buffers before the evaluation. Update copies and "
+    "buffers by what was averaged over the ranks.",
 )
 def buffers(traces):
     """checksums of what no optimizer has, after evaluations and at the end"""
@@ -18,9 +18,9 @@ def buffers(traces):
     finding = other_order(traces)
     if finding:
         return finding
-    modules, mild, seen = same_modules(traces), None, False
-    for names in modules:
-        module = [*map(Copies, traces, names)]
+    mild, seen = None, False
+    for name in names_of_modules(traces):
+        module = [Copies(trace, name) for trace in traces]
         for of_all in notes_of_all(module):
             note = of_all[0]
             if any({*other.names} != {*note.names} for other in of_all):
@@ -28,13 +28,13 @@ def buffers(traces):
             seen = seen or bool(note.names)
             left_out = may_differ(module, of_all)
             bad = [
-                name
-                for name in note.names
-                if name not in left_out
-                and any(e.values[name] != note.values[name] for e in of_all)
+                tensor
+                for tensor in note.names
+                if tensor not in left_out
+                and any(e.values[tensor] != note.values[tensor] for e in of_all)
             ]
             if bad and (note.evaluated or note.when == "end"):
-                text = f"{len(bad)} of {len(note.names)} tensors of {names[0][0]} "
+                text = f"{len(bad)} of {len(note.names)} tensors of {name[0]} "
                 text += f"differ between ranks, first {bad[0]}"
                 saved = [line for its in module for line in its.saved]
                 called = [its.called[0] for its in module if its.called]
@@ -64,24 +64,14 @@ class Copies:
         self.called = [e.line for e in trace.of("called") if e.name == name]
 
 
-def same_modules(traces):
-    """Return [the names that one module has on the ranks].
-
-    A name is (class, first line, number). A rank may use a module first in another
-    line, or have one more: what is left is compared in its order.
-    """
-    of_all = [[*dict.fromkeys(e.name for e in t.of("tensors"))] for t in traces]
-    in_all = [name for name in of_all[0] if all(name in names for names in of_all)]
-    found = [[name] * len(traces) for name in in_all]
-    others = [[n for n in names if n not in in_all] for names in of_all]
-    for kind in dict.fromkeys(name[0] for name in others[0]):
-        of_kind = [[n for n in names if n[0] == kind] for names in others]
-        found += zip(*of_kind, strict=False)
-    return found
+def names_of_modules(traces):
+    """Return the names of the modules that all ranks noted."""
+    names = [{event.name: None for event in trace.of("tensors")} for trace in traces]
+    return [name for name in names[0] if all(name in others for others in names)]
 
 
 def notes_of_all(module):
-    """Return [the ranks' notes of one moment]; the last ones if their numbers differ."""
+    """Return [the ranks' notes of one moment], the last if their numbers differ."""
     notes = [its.notes for its in module]
     if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
         notes = [its[-1:] for its in notes]
@@ -97,8 +87,8 @@ def differ_at_first(module):
 def may_differ(module, of_all):
     """Return the tensors that may differ in a module of this state.
 
-    What differed from the first step may be constant, or a copy for one rank alone; so
-    may what one rank alone has changed, such as an EMA of rank 0.
+    What differed from the first step may be constant, or a copy for one rank alone.
+    So may what one rank alone has changed, such as an EMA of rank 0.
     """
     note, first = of_all[0], module[0].first
     if note.evaluated or all(its.called for its in module):

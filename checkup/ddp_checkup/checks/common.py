@@ -42,7 +42,7 @@ def need_own_batches(traces):
 
 
 def steps_of_all(traces):
-    """Return [the ranks' events of a step] for the steps that all ranks have made."""
+    """Return [the ranks' events of a step] for the steps that all ranks made."""
     by_label = [{step.label: step for step in trace.of("step")} for trace in traces]
     labels = [step.label for step in traces[0].of("step")]
     shared = [label for label in labels if all(label in its for its in by_label)]
@@ -56,8 +56,8 @@ def steps_of_all(traces):
 def loops_of_all(traces, train):
     """Return [(number, the ranks' loops, items)] of the loops over each loader.
 
-    train: those with optimizer steps, or those without. items: the set that the ranks
-    share out, or None if each rank has a set of its own.
+    train: those with optimizer steps, or those without. items: the set that the
+    ranks share out, or None if each rank has a set of its own.
     """
     known = [e for trace in traces for e in trace.of("loop") if e.has_items]
     training = {e.key for e in known if e.trains}
@@ -80,7 +80,7 @@ def loops_of_all(traces, train):
 
 
 def items_to_share(loops):
-    """Return the set of items that the ranks' loops choose from together, or None."""
+    """Return the set of items that the ranks share out, or None."""
     levels = [*zip(*(e.sets for e in loops), strict=False)]
     for number, sets in enumerate(levels, start=1):
         if all(s == sets[0] for s in sets):

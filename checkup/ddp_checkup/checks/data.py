@@ -195,7 +195,8 @@ def samples_of_two(traces):
                 seldom = min(len({*one}) / len(one), len({*two}) / len(two)) > 0.95
                 fills_up = len(loop.samples[number][0])
                 if seldom and both > max(fills_up, 0.2 * len(one)):
-                    text = f"{both} of {len(one)} samples of rank {a} are also rank {b}'s"
+                    text = f"{both} of {len(one)} samples of rank {a} are also those"
+                    text += f" of rank {b}"
                     fix = (
                         "Give each rank, and each of its loader's workers, another "
                     )
@@ -366,7 +367,7 @@ def seeds(traces):
 
 
 def two_steps(trace):
-    """Return the generators' states before two steps, between which no loop begins."""
+    """Return the generators' states before two steps of one loop."""
     steps = [step for step in trace.of("step") if step.random]
     # Between the steps of two optimizers there may be no random numbers.
     for first in steps:

@@ -1,4 +1,4 @@
-"""The form of a check: a function of all ranks' traces that returns a Finding or None."""
+"""The form of a check: a function of all traces that returns a Finding or None."""
 
 from collections import namedtuple
 

@@ -50,12 +50,11 @@ def collectives(traces):
     fix="Write it within `if rank == 0`, or put the rank into its name.",
 )
 def files(traces):
-    """files that are opened for writing or removed, and when other ranks read them"""
-    looks = written_twice, failed_by_another, read_too_soon, own_folders
+    """files that are opened for writing or removed, and when ranks read them"""
+    looks = written_twice, read_too_soon, own_folders
     findings = [finding for look in looks if (finding := look(traces))]
-    if not any(e.action in WRITES for trace in traces for e in trace.of("file")):
-        if not findings:
-            raise NotSeen("no file was seen to be written")
+    if not (findings or any(paths_of(trace, *WRITES) for trace in traces)):
+        raise NotSeen("no file was seen to be written")
     return min(findings, key=lambda finding: finding.level or "", default=None)
 
 
@@ -87,37 +86,6 @@ def written_twice(traces):
             return Finding(events[0].line, text)
         mild = mild or Finding(events[0].line, text, "warning")
     return mild
-
-
-def failed_by_another(traces):
-    """Return an error about what another rank has made or removed, or not yet."""
-    for rank, trace in enumerate(traces):
-        failures = [event for event in trace.of("failure") if event.path]
-        made, removed = paths_of(trace, "make"), paths_of(trace, "remove")
-        for failure in failures:
-            path = failure.path
-            folder = str(Path(path).parent)
-            for number, other in enumerate(traces):
-                if number == rank:
-                    continue
-                others = paths_of(other, "make")
-                text = f"rank {rank} fails, because another rank has"
-                if path in others and path in made:
-                    text = f"{text} made {Path(path).name}"
-                    fix = (
-                        "Make it with exist_ok=True, or on rank 0 before a barrier."
-                    )
-                    return Finding(failure.line, text, fix=fix)
-                if path in removed and path in paths_of(other, "remove"):
-                    text = f"{text} removed {Path(path).name}"
-                    fix = "Remove it within `if rank == 0`."
-                    return Finding(failure.line, text, fix=fix)
-                if folder in others and folder not in made:
-                    text = f"rank {rank} fails, because only rank {number} makes the"
-                    text += f" folder {Path(folder).name}"
-                    fix = "Make it on all ranks with exist_ok=True."
-                    return Finding(failure.line, text, fix=fix)
-    return None
 
 
 def read_too_soon(traces):
@@ -211,11 +179,11 @@ def own_number(traces):
 
 
 def own_readings(traces, read):
-    """Return ([(line, reading, values of all ranks)] of numbers that are rank 0's own,
-    whether a number of all ranks was seen).
+    """Return the numbers that are rank 0's own, and whether any was of all ranks.
 
-    An output replaces an earlier one of the same name, and in one line the number of
-    all ranks may stand beside rank 0's: "loss: 2.07 (2.11)".
+    Such a number is (line, reading, values of all ranks). An output replaces an
+    earlier one of the same name. In one line the number of all ranks may stand
+    beside rank 0's, as in "loss: 2.07 (2.11)".
     """
     shared, own = set(), []
     for event in reversed(traces[0].of("print")):
@@ -233,7 +201,7 @@ def own_readings(traces, read):
 
 
 def values_of_all(read, reading):
-    """Return what each rank's readings come to by the same formula, None if unknown."""
+    """Return what each rank's readings come to by the formula, None if unknown."""
     found = []
     for own in read:
         values = own.get(reading.source, [])
@@ -268,7 +236,7 @@ def may_be_chance(read, reading, matches):
 
 
 def read_elsewhere(traces):
-    """Return a warning about a number that was reduced to another rank than its reader."""
+    """Return a warning about a number that was reduced to another rank."""
     for rank, trace in enumerate(traces):
         for event in trace.of("one rank's"):
             text = (

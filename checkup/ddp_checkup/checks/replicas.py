@@ -17,8 +17,8 @@ MUCH = 0.1  # how far the ranks' weights of a target are apart
 def divergences(traces):
     """Yield (part, finding) for the first difference of each optimizer's model.
 
-    part: "start", "gradients" or "weights". A model that was never wrapped, broadcast
-    or reduced, while another one was, may be another on each rank on purpose.
+    part: "start", "gradients" or "weights". A model that was never wrapped,
+    broadcast or reduced, while another one was, may differ by rank on purpose.
     """
     need_replicas(traces)
     steps = steps_of_all(traces)
@@ -68,7 +68,7 @@ def first_difference(traces, steps):
 def are_averaged_later(traces, steps):
     """Return whether weights that differed become equal again, as in LocalSGD.
 
-    Collectives make them so. All ranks may also load one checkpoint, which is no average.
+    Collectives make them so. To load one checkpoint on all ranks is no average.
     """
     differed = None
     for of_all in steps:
@@ -91,7 +91,7 @@ def report(traces, part):
 @check(
     "start",
     "all ranks start from the same weights",
-    fix="Wrap the model in DistributedDataParallel, which broadcasts rank 0's weights.",
+    fix="Wrap the model in DistributedDataParallel: it broadcasts rank 0's weights.",
 )
 def start(traces):
     """checksums of the parameters before the first step"""
@@ -113,7 +113,8 @@ def gradients(traces):
     if not any(
         value for trace in traces for e in trace.of("step") for value in e.gradients
     ):
-        text = f"no gradient in any step; the optimizer has {len(step.names)} parameters"
+        text = "no gradient in any step; "
+        text += f"the optimizer has {len(step.names)} parameters"
         return Finding(
             step.line, text + "".join(f", first {n}" for n in step.names[:1])
         )
@@ -137,7 +138,7 @@ def gradients(traces):
 
 
 def undivided(traces):
-    """Return a warning if the script adds up gradients that are means, and stops there."""
+    """Return a warning if gradients that are means are added up, and not divided."""
     pairs = [
         pair for trace in traces for step in trace.of("step") for pair in step.sums
     ]
@@ -165,8 +166,8 @@ def weights(traces):
 @check(
     "finite",
     "the losses of all ranks are finite",
-    fix="Look at that rank's batch in this step. Skip such a batch on all ranks, after "
-    "an all_reduce() of a flag, since averaging spreads it to every rank's weights.",
+    fix="Look at that rank's batch in this step. Skip such a batch on all ranks, "
+    "after an all_reduce() of a flag: averaging spreads it to every rank's weights.",
 )
 def finite(traces):
     """the loss of every backward pass, before the gradients are averaged"""

@@ -1,7 +1,7 @@
 """Hooks append events to the trace while a script runs, and change nothing in it.
 
-install() wraps the functions of PyTorch that a DDP script calls. None of the hooks waits
-for a device: checksums stay there until the script has ended.
+install() wraps the functions of PyTorch that a DDP script calls. No hook waits for a
+device: checksums stay there until the script has ended.
 """
 
 import torch
@@ -51,8 +51,8 @@ def install():
 def finish(done):
     """Return the trace, ready to be sent: with numbers in place of tensors.
 
-    done: whether the script came to its end. A GPU whose rank hangs would be waited for
-    without end, so its tensors are left out then.
+    done: whether the script came to its end. Else a GPU may wait for ever, so its
+    tensors are left out.
     """
     trace.finished = done
     first = trace.first("first step")

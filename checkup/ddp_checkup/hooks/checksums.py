@@ -70,7 +70,7 @@ def checksums(tensors, device="cpu"):
 def contents(values):
     """Return [(shape, checksum)] of the tensors in a batch or in arguments.
 
-    A tensor whose elements are all equal has the checksum 0, because it says nothing.
+    A tensor whose elements are all equal says nothing, so its checksum is 0.
     """
     found = []
     for t in tree_leaves(values):
@@ -82,7 +82,7 @@ def contents(values):
 
 
 def sample_checksums(batch):
-    """Return the checksums (N,) of a batch's samples, by the number of the tensor."""
+    """Return the checksums (N,) of a batch's samples, by number of the tensor."""
     found = {}
     for number, t in enumerate(tree_leaves(batch)):
         if has_bits(t) and t.dim() > 1 and t[:1].numel() >= FEW:

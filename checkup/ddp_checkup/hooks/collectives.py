@@ -1,10 +1,12 @@
-"""Collectives, and what waits for other ranks: one `collective` event each.
+"""Collectives, and what waits for other ranks.
 
-Its fields: line, what (its name, with shape, dtype and operation), group (its ranks; None:
-all), large (elements of tensors that are as large as a parameter). The first rank to
-reach a collective records it in the store; the others compare before they begin.
-An `unwaited` event at the end is an asynchronous one whose wait() was never called,
-`one rank's` a number that was reduced to another rank and is read here.
+    collective   what (name, shape, dtype, operation), group (its ranks; None: all),
+                 large (elements of its tensors that are as large as a parameter)
+    unwaited     at the end: an asynchronous one whose wait() was never called
+    one rank's   a number is read here that was reduced to another rank (`rank`)
+
+The first rank to reach a collective records it in the store. The others compare
+before they begin.
 """
 
 import inspect
@@ -45,7 +47,7 @@ def members(group):
 
 
 def compare_order(what, group=None, line=None, large=0):
-    """Add a collective event; end the job if another rank is at another collective."""
+    """Add a collective event; end the job if another rank reaches another one."""
     line = line or user_line()
     trace.add("collective", line=line, what=what, group=group, large=large)
     counts[group] += 1
@@ -135,9 +137,9 @@ def after_collective(name):
         if name == "all_reduce":
             note_sum(work, values)
         # A library has other ways to wait.
-        if isinstance(work, dist.Work) and not is_library(file_of_caller()):
-            if len(works) < MAX_WORKS:
-                works[id(work)] = user_line(), name, work
+        of_script = isinstance(work, dist.Work) and not is_library(file_of_caller())
+        if of_script and len(works) < MAX_WORKS:
+            works[id(work)] = user_line(), name, work
 
     return after
 
@@ -147,9 +149,9 @@ def note_sum(work, values):
     tensor, *others = values
     operations = [v for v in others if is_operation(v)]
     sums = all(v == dist.ReduceOp.SUM for v in operations)
-    if trace.passes and by_hand() and sums and work is None and has_bits(tensor):
-        if tensor.numel() > 1:
-            steps.summed.append(tensor.detach().abs().sum())
+    of_gradients = trace.passes and by_hand() and sums and work is None
+    if of_gradients and has_bits(tensor) and tensor.numel() > 1:
+        steps.summed.append(tensor.detach().abs().sum())
 
 
 def after_wait(result, values):

@@ -1,8 +1,12 @@
-"""DDP and FSDP models: `wrap`, `forward` and `backward`.
+"""DDP and FSDP models.
 
-wrap: line, model (its number), parameters and buffers (their names, in order). forward:
-line, model, training and batch (number). backward: line, scaled (whether the loss is no mean of
-PyTorch's itself).
+wrap         a DDP model is made: model (its number), parameters, buffers (names)
+forward      a DDP model is called: model, training (whether with gradients)
+backward     scaled (whether the loss is no mean of PyTorch's own)
+shard        the first FSDP model is made
+parallel     parallelize_module() is called
+drawn alike  all ranks draw the same numbers for a DTensor, as they do on CPUs
+join         ranks may make different numbers of steps
 """
 
 import re
@@ -86,9 +90,9 @@ def after_forward(result, values):
 
     if syncs and not joins:
         for output in tree_leaves(result):
-            if isinstance(output, torch.Tensor) and output.requires_grad:
-                if not is_dtensor(output):
-                    output.register_hook(before_gradient)
+            is_plain = isinstance(output, torch.Tensor) and not is_dtensor(output)
+            if is_plain and output.requires_grad:
+                output.register_hook(before_gradient)
 
 
 def before_backward(name, values):
@@ -109,9 +113,9 @@ def before_backward(name, values):
 def weight_of(node):
     """Return the weight of one target in a loss, or None if it has no count.
 
-    A loss is multiplied and divided by numbers, such as a count of targets; a mean of
-    cross_entropy() is divided by the targets that are not ignored. Of a sum of losses,
-    this is about the first one.
+    A loss is multiplied and divided by numbers, such as a count of targets, and a
+    mean of cross_entropy() by the count of those that are not ignored. Of a sum of
+    losses, this is about the first one.
     """
     weight, counts = 1.0, False
     for _ in range(MAX_NODES):
@@ -164,7 +168,7 @@ def after_parallelize(result, values):
 
 
 def after_rng_mesh(is_supported, values):
-    """Note that all ranks draw the same numbers for a DTensor, as they do on CPUs."""
+    """Note that all ranks draw the same numbers for a DTensor, as on CPUs."""
     if not is_supported:
         trace.add("drawn alike")
 

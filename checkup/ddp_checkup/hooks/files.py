@@ -1,8 +1,13 @@
-"""Files that are written, read or removed, and folders that are made: `file` events.
+"""Files and folders: `file` events.
 
-Their fields: line, path, action ("write", "append", "events", "rename", "read", "make",
-"remove" or "remove tree"), collectives (of all ranks, before it). Of what is read, only
-files that are newer than the start of this rank count.
+    path         absolute path
+    action       "write", "append", "rename" (to this path), "read", "remove",
+                 "remove tree", "make" (a folder) or "events" (TensorBoard's, in it)
+    collectives  collectives of all ranks before it
+    file, empty  at the end: its number on the disk (None: it is gone), and whether
+                 it has no content
+
+Of what is read, only files that are newer than the start of this rank count.
 """
 
 import os
@@ -91,7 +96,7 @@ def before_save(name, values):
 
 
 def finish():
-    """Note what became of the files: those that are gone, or empty, are no results."""
+    """Note what became of the files: one that is gone, or empty, is no result."""
     for event in trace.of("file"):
         is_file = os.path.isfile(event.path)
         # A folder is opened for a file without a name.

@@ -1,11 +1,23 @@
-"""What the indices that a loader dealt out mean, added to `loop` events at the end.
+"""What the indices that a loader dealt out mean: more fields of `loop` events.
 
-order (indices as dealt), items (the same, of the data set below all Subsets), sets (of
-items to choose from, for every level of Subsets), base (length and class of the data
-set), whole (the loop was not stopped), batch (its size), drops, replaces, chooses and
-shards (of its samplers), trains, also_trains (another loop over this loader does),
-workers (states of their generators), random (generators that change the items), sample
-(contents of some items), lists (checksums of the data set's lists).
+They are added when the script has ended, to the first loops over every loader:
+
+    has_items    whether the loop has the fields below
+    order        indices as dealt
+    items        the same samples, as indices of the data set below all Subsets
+    sets         sets of items to choose from, one for every level of Subsets
+    whole        whether the loop came to its end
+    batch        size of the batches
+    drops        whether a sampler drops what does not fill a batch
+    replaces     whether it draws with replacement
+    chooses      whether the script wrote the sampler
+    shards       whether it is a DistributedSampler
+    trains       whether an optimizer made steps within the loop
+    also_trains  whether it did so in another loop over this loader
+    sample       contents of some items, None if they vary from call to call
+    lists        checksums of the data set's lists with an entry for each item
+    workers      states of the workers' random number generators
+    random       generators that change the items
 """
 
 import random
@@ -92,7 +104,7 @@ def is_of_script(sampler):
 
 
 def indices_of(batch):
-    """Return the list of indices; raise an error if the batch holds something else."""
+    """Return the indices; raise an error if the batch holds something else."""
     found = torch.as_tensor(batch)
     if found.dim() > 1 or found.is_floating_point() or found.dtype == torch.bool:
         raise ValueError("pairs, for example of a switch and an index")

@@ -1,11 +1,19 @@
 """Loops over DataLoaders: one `loop` event each.
 
-Its fields: key (tells the script's loops apart, alike on all ranks), number (of the loops
-with this key), place and turn (the same for data of any length), loader (the number of the sampler, or of the loader), dealt (indices by
-batch), sizes (of batches), batches, length, steps (of optimizers within it), first and
-last (steps before it and at its end), exhausted, no_grad, base_length (of the data set
-below all Subsets; 0: a stream), samples (checksums by tensor), reduced and gathered
-(whether anything was, since it began), printed (the line that printed after it).
+    key, number    which loop over which data this is, alike on all ranks; number: of
+                   those with this key
+    place, turn    the same, for data of any length
+    loader         number of the sampler with a set_epoch(), else of the loader
+    first, last    optimizer steps before the loop, and before its last batch
+    steps          optimizer steps within it
+    batches        batches so far; sizes: theirs; length: of the loader
+    exhausted      whether it came to its end
+    no_grad        whether gradients were switched off
+    base_length    length of the data set below all Subsets; 0: a stream
+    samples        checksums of the samples, by number of the tensor
+    reduced        whether anything was reduced since it began; gathered: gathered
+    printed        line that printed something after it
+
 items.py adds what the indices mean.
 """
 

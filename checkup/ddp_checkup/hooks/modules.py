@@ -1,10 +1,11 @@
 """Tensors that no optimizer updates: buffers, and copies of a model such as an EMA.
 
-`tensors`: name (class, first line and number of the module), line, when ("first", "" or
-"end"), evaluated (whether it was since the last step), trains (its mode), values
-(checksums by name of the tensor). `saved` and `called`: name and line of a module whose
-state was saved, or that was called without gradients. `loaded`: line and missing (names
-of tensors that differ from the checkpoint's by `module.` alone).
+tensors      name (class, first line and number of a module), when ("first": at the
+             first step, "end", or "": after an evaluation), evaluated (whether it
+             was since the last step), trains (its mode), names, values (checksums)
+saved        the state of a module is saved: name
+called       a module is called without gradients: name
+loaded       missing (names that differ from the checkpoint's by `module.` alone)
 """
 
 import torch

@@ -1,11 +1,16 @@
 """Numbers that are read from tensors, and those that are printed or logged.
 
-A `print` event is made for an output after a loop: line, loop (whether there is one) and
-readings: what may have been computed from the numbers that this rank has read since the
-last output. A reading has source (line that read, key and number of the loop), start and
-stop (of the numbers), sizes (of the batches), formula, factor, text (the number), names
-(by which later outputs replace it), reduced, gathers and evaluates. `read` events have
-the source and all numbers of it.
+read         source (line that reads, key and number of the loop), numbers
+print        an output after a loop: sources (what was read since the last output)
+             and readings, each a number of the output that one source explains:
+
+    text         the number as printed; factor: 100 for a percentage
+    source       the numbers numbers[start:stop] of this source explain it
+    formula      how (formulas.py); sizes: of the loop's batches
+    names, words what later outputs replace it by, and the words before it
+    reduced      where the numbers were reduced, or ""
+    gathers      whether anything was reduced since the loop began
+    evaluates    whether the loop made no optimizer step; None: no loop
 """
 
 import re

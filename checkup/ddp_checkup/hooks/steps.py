@@ -1,14 +1,27 @@
-"""Steps of the optimizers: one `step` event each, made before the step.
+"""Steps of the optimizers.
 
-Its fields: label (number of the loop, step in it), optimizer (its number), names (of its
-parameters), start (whether it is this optimizer's first), gradients and weights
-(checksums, before the step), inputs and batch (contents of what went into models and of
-the loader's batch), losses, loss_weight (of one target in them), passes (backward passes since the last step), sharded,
-synced (whether DDP or a collective has had one of its parameters), sums (of gradients
-that the script added up, and what they are at the step), norm (line and norm of
-clipped gradients), random (states of the generators) and loops (begun so far).
-`weights` events at the end have the last weights of each optimizer. `first step` has the
-device; `dtensor` the contents of a parameter's shard.
+A `step` event is made before each step of an optimizer:
+
+    label        place of the step: ranks' steps are compared if it is equal
+    optimizer    number of the optimizer
+    names        names and shapes of its parameters
+    start        whether this is its first step
+    gradients    checksums, as all that follows for all parameters
+    weights      checksums, before the step
+    sharded      whether a parameter is a DTensor; then there are no checksums
+    synced       whether DDP or a collective has ever had one of the parameters
+    inputs       contents of what went into models since the last step
+    batch        contents of the batch of the DataLoader
+    losses       losses since the last step
+    loss_weight  weight of one target in them, or None
+    passes       backward passes since the last step
+    sums         pairs (sum of gradients that the script added up, the same now)
+    norm         (line, norm) of clipped gradients, or None
+    random       states of the random number generators, at the first steps
+    loops        loops over DataLoaders that have begun so far
+
+`first step` has the type of the device, `dtensor` the contents and the place of a
+parameter's shard, and `weights` at the end the last weights of an optimizer.
 """
 
 import torch
@@ -39,8 +52,8 @@ def reset():
     seen = []  # optimizers
     names = {}  # of parameters, by id
     synced = set()  # ids and places of what DDP or a collective has had
-    # Since the last step: absolute sums of gradients that the script added up over the
-    # ranks, and (that sum, what it is before clipping or the step)
+    # Since the last step: absolute sums of gradients that the script added up over
+    # the ranks, and pairs (that sum, what it is before clipping or the step)
     summed, sums = [], []
     norm = None  # (line, norm) of clipped gradients since the last step
     latest = []  # the parameters of the last step
@@ -51,7 +64,7 @@ def parameters_of(optimizer):
 
 
 def parameter_sizes():
-    """Return the elements of the parameters of the last step, one by one and in all."""
+    """Return the numbers of elements of the parameters, one by one and in all."""
     sizes = [p.numel() for p in latest]
     return {*sizes, sum(sizes)} - {0, 1}
 
@@ -164,7 +177,7 @@ def note_division(parameters):
 
 
 def note_norm(value):
-    """Note the norm by which a rank scales its gradients; that of a shard is none."""
+    """Note the norm by which a rank clips its gradients; that of a shard is none."""
     global norm
     if is_dtensor(value):
         if not all(placement.is_replicate() for placement in value.placements):

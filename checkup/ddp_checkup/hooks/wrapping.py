@@ -1,4 +1,4 @@
-"""How the functions that a script calls are wrapped, without changing what they do."""
+"""How functions that a script calls are wrapped, without changing what they do."""
 
 import functools
 import sys
@@ -74,7 +74,7 @@ def wrap_if_imported(module, name, **hooks):
 
 
 def rebind():
-    """Replace the functions that the user's modules imported before they were wrapped."""
+    """Replace what the user's modules imported before it was wrapped."""
     for module in [*sys.modules.values()]:
         if is_library(getattr(module, "__file__", None) or "<"):
             continue
