@@ -191,16 +191,17 @@ def test_compressed_gradients_train_nearly_as_well(script, most, recorded):
         assert all(map(torch.equal, first["weights"], other["weights"]))
 
 
-SEEN = {"start", "gradients", "weights", "finite", "same-batch", "coverage"}
-SEEN |= {"set-epoch", "split", "collectives", "files", "own-number"}
+REPLICAS = {"start", "gradients", "weights"}
+PARTS = {"coverage", "same-batch", "own-number"}
+SEEN = REPLICAS | PARTS | {"finite", "set-epoch", "split", "collectives", "files"}
 WITH_EVALUATION = "exercise8", "mnist", "cifar", "cinic"
 CHECKED_BEYOND = {  # failed on purpose, and not seen
     # Each rank has experts of its own.
     "experts.py": ({"start"}, set()),
     # Ranks share a model, and so a batch.
-    "fsdp_tp.py": (set(), SEEN - {"finite", "set-epoch", "split"}),
+    "fsdp_tp.py": (set(), REPLICAS | PARTS),
     # Ranks average weights, not gradients.
-    "local_sgd.py": (set(), {"start", "gradients", "weights"}),
+    "local_sgd.py": (set(), REPLICAS),
 }
 
 
