@@ -30,7 +30,9 @@ def make_parser():
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     version = f"ddp-checkup {__version__}"
     parser.add_argument("--version", action="version", version=version)
-    parser.add_argument("-n", "--ranks", type=int, help="number of ranks; best 4")
+    parser.add_argument(
+        "-n", "--ranks", type=int, help="number of ranks; 4 show more than 2"
+    )
     parser.add_argument(
         "-m", "--module", action="store_true", help="a module instead of a script"
     )
@@ -47,7 +49,11 @@ def make_parser():
     parser.add_argument(
         "--hang-timeout", type=float, default=60, help="seconds a rank may wait (60)"
     )
-    parser.add_argument("--all", action="store_true", help="list of all checks")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="list of the other checks, too: ok, or not seen",
+    )
     parser.add_argument(
         "--reference",
         metavar="COMMAND",

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from collections import Counter
 
 from ddp_checkup import __version__
@@ -40,7 +41,8 @@ def report(options, traces, stop, out):
     if unchecked:
         ends.append(f"Error: nothing was checked: {unchecked}.")
     steps = max(trace.step for trace in traces if trace)
-    title = f"Checkup of {options.script}: {len(traces)} ranks, {steps} steps"
+    title = f"Checkup of {options.script}: {len(traces)} ranks, "
+    title += f"{steps} step{'s' * (steps != 1)}"
     show(out, "", title, *table(rows, options.all), *ends, summary(states, options))
     bad = states["error"] or (options.strict and states["warning"])
     status = int(bool(bad or failed or unchecked or None in traces))
@@ -68,6 +70,10 @@ def judge(check, traces, stop, options):
         return make_row(check, check.function(traces), options)
     except NotSeen as why:
         return make_row(check, None, options, unseen=str(why))
+    except Exception as error:  # the other checks' findings are not lost
+        traceback.print_exc()
+        text = f"the check itself failed, please report it: {error!r}"
+        return make_row(check, None, options, unseen=text)
 
 
 def make_row(check, finding, options, unseen=""):

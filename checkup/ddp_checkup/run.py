@@ -6,7 +6,6 @@ import re
 import runpy
 import sys
 import traceback
-from collections import namedtuple
 from contextlib import suppress
 from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
@@ -20,18 +19,11 @@ from ddp_checkup import hooks, launch, watch
 from ddp_checkup.launch import INTERRUPTED
 from ddp_checkup.trace import HERE, is_library, trace, user_line
 
-OF_SPAWN = (
-    ProcessExitedException,
-    ProcessRaisedException,
-)  # for errors of its processes
+# Errors of mp.spawn, about those of its processes
+OF_SPAWN = ProcessExitedException, ProcessRaisedException
 # Errors of scripts that need a GPU
 NEEDS_GPU = re.compile("nccl|cuda|nvidia|device_ids|set_device|device_count", re.I)
-NO_GPU = (
-    "No GPU here: README.md, 'A GPU script on a laptop', lists the four edits.\n"
-)
-
-# In a process that the script starts: its parent's store, and its number there
-Job = namedtuple("Job", "store process")
+NO_GPU = "No GPU here: README.md lists four edits: 'A GPU script on a laptop'.\n"
 
 
 class NeedsRanks(BaseException):
@@ -70,21 +62,22 @@ def run_launched(options):
     try:  # init_process_group() may share the port
         store = dist.TCPStore(host, port, None, owns_store, multi_tenant=True)
     except dist.DistNetworkError:
-        text = (
-            f"Error: rank {rank} cannot meet rank 0 at {host}, port {port}; check "
-        )
-        print(f"{text}MASTER_ADDR and MASTER_PORT", file=sys.stderr)
+        text = f"Error: rank {rank} cannot meet rank 0 at {host}, port {port};"
+        print(f"{text} check MASTER_ADDR and MASTER_PORT", file=sys.stderr)
         return 2
     watch.start(options, dist.PrefixStore("checkup", store), owns_store)
     return run_rank(options, lambda: run_script(options))
 
 
 def run_rank(options, function, job=None):
-    """Run the script, or a spawned function, under the hooks; return the status."""
+    """Run the script, or a spawned function, under the hooks; return the status.
+
+    job: in a process that the script started, the store of its parent.
+    """
     wrap_group(options, job)
     hooks.install()
     hooks.rebind()
-    store = job.store if job else watch.store
+    store = job or watch.store
     stdout, stderr = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = hooks.prints.Tee(stdout), hooks.prints.Tee(stderr)
     os._exit = functools.partial(leave, os.getpid())
@@ -132,10 +125,23 @@ def print_error(error, store=None):
     frames = error.__traceback__
     while frames and is_library(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
+    for frame in iterate(frames):  # without those of the hooks
+        while frame.tb_next and is_hook(frame.tb_next):
+            frame.tb_next = frame.tb_next.tb_next
     text = "".join(traceback.format_exception(error.with_traceback(frames)))
     print_once(text, store)
     if NEEDS_GPU.search(text) and not torch.accelerator.is_available():
         print_once(NO_GPU, store)
+
+
+def iterate(frames):
+    while frames:
+        yield frames
+        frames = frames.tb_next
+
+
+def is_hook(frame):
+    return frame.tb_frame.f_code.co_filename.startswith(HERE)
 
 
 def print_once(text, store):
@@ -195,7 +201,7 @@ def join_job(options, job, rank, world_size):
     """Begin to watch a spawned rank, which learns its number only now."""
     if not watch.store:
         trace.rank, trace.world_size = rank, world_size
-        watch.start(options, job.store)
+        watch.start(options, job)
 
 
 def after_group(options, job, result, values):
@@ -222,9 +228,9 @@ def run_spawned(target, options, setup, address, *args, **kwargs):
     hooks.reset()
     watch.reset()
     vars(trace).update(setup)
-    host, port, number, process = address
+    host, port, number = address
     store = dist.TCPStore(host, port, None, False)
-    job = Job(dist.PrefixStore(f"job{number}", store), process)
+    job = dist.PrefixStore(f"job{number}", store)
     sys.exit(run_rank(options, lambda: target(*args, **kwargs), job))
 
 
@@ -248,7 +254,7 @@ def run_parent(options):
             if not any(p.is_alive() for p in running):  # the script's next job
                 running.clear()
                 jobs += 1
-            address = "127.0.0.1", store.port, jobs, len(running)
+            address = "127.0.0.1", store.port, jobs
             run_target = functools.partial(run_spawned, process._target, options)
             process._target = functools.partial(run_target, setup, address)
             running.append(process)

@@ -218,7 +218,7 @@ ON_A_LAPTOP = (
 def test_a_gpu_script_without_a_gpu(line, check):
     done = check(HEAD + line)
     text = (
-        "No GPU here: README.md, 'A GPU script on a laptop', lists the four edits."
+        "No GPU here: README.md lists four edits: 'A GPU script on a laptop'."
     )
     assert done.status == 1 and done.err.count(text) == 1, done.err
     assert "Error: nothing was checked: script.py ended" in done.out, done.out

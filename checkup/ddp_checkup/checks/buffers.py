@@ -9,8 +9,9 @@ from ddp_checkup.checks.findings import Finding, NotSeen, check
 @check(
     "buffers",
     "all ranks evaluate and save the same buffers and copies",
-    fix="Broadcast rank 0's buffers before the evaluation. Update copies and "
-    "buffers by what was averaged over the ranks.",
+    fix="Call dist.broadcast() for every buffer before an evaluation: DDP does so "
+    "only when the wrapped model is called. Update a copy, such as an EMA, on all "
+    "ranks.",
 )
 def buffers(traces):
     """checksums of what no optimizer has, after evaluations and at the end"""

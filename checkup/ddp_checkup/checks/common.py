@@ -81,15 +81,16 @@ def loops_of_all(traces, train):
 
 def items_to_share(loops):
     """Return the set of items that the ranks share out, or None."""
+    # The last level is the whole data set, the one before the first Subset of it.
     levels = [*zip(*(e.sets for e in loops), strict=False)]
-    for number, sets in enumerate(levels, start=1):
+    for level, sets in enumerate(levels):
         if all(s == sets[0] for s in sets):
             return sets[0]
         # Subsets are shards if they are disjoint, but for what fills them up.
         union = set.union(*sets)
         if sum(map(len, sets)) - len(union) >= len(loops):
             return None
-        if number == len(levels) - 1:  # the rest may be there for another purpose
+        if level == len(levels) - 2:  # the rest may be there for another purpose
             return union
     return None
 

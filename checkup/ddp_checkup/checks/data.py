@@ -107,7 +107,9 @@ class Shares:
         self.again, self.missing = count_items(loops, items) if items else (0, 0)
         # The last global batch may be filled up, or dropped.
         may_repeat = self.batch if first.drops or not first.shards else len(traces)
-        may_miss = self.batch * first.drops if self.is_whole else len(items or ())
+        may_miss = self.batch if first.drops else 0
+        if not self.is_whole:
+            may_miss = len(items or ())
         most = min(may_repeat, len(items or ()))
         self.is_good = self.again < most and self.missing <= may_miss
 
@@ -156,8 +158,12 @@ def coverage(traces):
         line, why = shares.loops[0].line, ""
         text = f"epoch {shares.number}: of {len(shares.items or ())} samples "
         text += f"{shares.again} are repeated, {shares.missing} left out"
+        if shares.items is None:
+            raise NotSeen("the ranks' subsets overlap, and are not the same")
         if not shares.is_known:
             why = "each rank may have its own data set"
+        elif shares.loops[0].sample and not shares.same_data and not shares.chooses:
+            why = "see split"
         elif shares.replaces:
             why = "samples are drawn with replacement"
         elif shares.is_good:
@@ -237,7 +243,8 @@ def set_epoch(traces):
 @check(
     "split",
     "all ranks split the data alike",
-    fix="Split with a torch.Generator that has the same seed on all ranks.",
+    fix="Make and split the data with a torch.Generator that has the same seed on "
+    "all ranks, or load one file. List files in sorted order.",
 )
 def split(traces):
     """length and items of the data set, and the indices of subsets"""
@@ -265,6 +272,9 @@ def split(traces):
                 text = "the same index gives different items on the ranks"
                 return Finding(first.line, text)
             why = "each rank has its own data set"
+        elif any(e.collated != first.collated for e in loops):
+            text = "collate_fn makes other batches of the same items"
+            return Finding(first.line, text)
     if why:
         raise NotSeen(why)
     return None
@@ -305,7 +315,10 @@ def eval_coverage(traces):
         again, missing = count_items(loops, items)
         batch = max(e.batch for e in loops) * len(traces)
         fills_up = again and not missing and again < batch
-        if fills_up and any(e.gathered for e in loops):
+        # What is gathered may be cut, unless a total of too many is printed.
+        printed = traces[0].first("totals").totals
+        shown = len(items) + again in printed and len(items) not in printed
+        if fills_up and any(e.gathered for e in loops) and not shown:
             why = "the script may cut what it has gathered"
             continue
         if any(e.chooses for e in loops):
@@ -350,9 +363,16 @@ def seeds(traces):
     first, second = pairs[0]
     drawn = [name for name in first if first[name] != second[name]]
     for name in drawn:
-        if len({states.get(name) for states, _ in pairs}) == 1:
-            text = f"at step 1, all ranks have the same state of {name}"
-            return Finding(step.line, text)
+        text = f"at step 1, all ranks have the same state of {name}"
+        if len({states.get(name) for states, _ in pairs}) > 1:
+            seeds_of_all = {trace.first("first step").seed for trace in traces}
+            if not name.startswith("PyTorch") or len(seeds_of_all) > 1:
+                continue
+            text = (
+                f"all ranks have seeded {name} with {seeds_of_all.pop()}, and then"
+            )
+            text += " drew different amounts from it"
+        return Finding(step.line, text)
     for _, loops, _ in loops_of_all(traces, True):
         for worker, states in loops[0].workers.items():
             for name in loops[0].random if len(loops) == len(traces) else ():

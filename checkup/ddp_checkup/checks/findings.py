@@ -13,6 +13,12 @@ class Finding(namedtuple("Finding", "line text level fix", defaults=[None, None]
     """What is wrong, and where; level and fix replace those of the check."""
 
 
+def worst(findings):
+    """Return an error before a warning, or None if there is no finding."""
+    errors = [finding for finding in findings if finding.level != "warning"]
+    return next(iter([*errors, *findings]), None)
+
+
 class Check(namedtuple("Check", "name promise fix level function")):
     """A row of the report; its function's docstring says how it is seen."""
 

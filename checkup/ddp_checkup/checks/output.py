@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from ddp_checkup.checks.common import have_parts, loops_of_all
-from ddp_checkup.checks.findings import Finding, NotSeen, check
+from ddp_checkup.checks.findings import Finding, NotSeen, check, worst
 from ddp_checkup.hooks.formulas import compute
 
 FEW = 50  # samples of a rank, whose share of hits may be another's by chance
@@ -55,7 +55,7 @@ def files(traces):
     findings = [finding for look in looks if (finding := look(traces))]
     if not (findings or any(paths_of(trace, *WRITES) for trace in traces)):
         raise NotSeen("no file was seen to be written")
-    return min(findings, key=lambda finding: finding.level or "", default=None)
+    return worst(findings)
 
 
 def paths_of(trace, *actions):
@@ -163,10 +163,10 @@ def own_number(traces):
         elif reading.evaluates is None and None in values:
             why = "what one rank reads without a DataLoader cannot be compared"
         else:
+            part = "part of the evaluation" if reading.evaluates else "number"
             text = (
-                f"{reading.text} is what rank 0 read at {reading.source[0]}, its own"
+                f"{reading.text} is rank 0's own {part}, read at {reading.source[0]}"
             )
-            text += " part of the evaluation" if reading.evaluates else ""
             if None not in values:
                 parts = (f"rank {rank}: {v:.6g}" for rank, v in enumerate(values))
                 text += f" ({', '.join(parts)})"
@@ -206,9 +206,9 @@ def values_of_all(read, reading):
     for own in read:
         values = own.get(reading.source, [])
         same = len(values) == len(read[0][reading.source])
+        # Without `same`, this rank has another number of batches: take all of them.
         values = values[reading.start : reading.stop if same else None]
         value = compute(reading.formula, values, reading.sizes)
-        # Ranks may have different numbers of batches, or of numbers to read.
         unknown = value is None or (reading.reduced and not same)
         found.append(None if unknown else reading.factor * value)
     return found
@@ -258,8 +258,7 @@ def unreduced(traces):
         first = loops[0]
         apart = len({frozenset(e.items) for e in loops}) == len(traces)
         if apart and first.printed and first.first not in reduced:
-            text = (
-                f"each rank evaluates a part at {first.line}, and nothing is reduced"
-            )
+            text = "a result is printed here, while each rank saw a part in the loop at "
+            text += f"{first.line}, and no all_reduce() followed"
             return Finding(first.printed, text, "warning")
     return None

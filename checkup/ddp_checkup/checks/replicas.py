@@ -9,7 +9,7 @@ from ddp_checkup.checks.common import (
     need_replicas,
     steps_of_all,
 )
-from ddp_checkup.checks.findings import Finding, NotSeen, check
+from ddp_checkup.checks.findings import Finding, NotSeen, check, worst
 
 MUCH = 0.1  # how far the ranks' weights of a target are apart
 
@@ -49,7 +49,9 @@ def first_difference(traces, steps):
         [e for e in trace.of("weights") if e.optimizer == number]
         for trace, number in zip(traces, numbers, strict=True)
     ]
-    after = [*steps[1:], *zip(*ends, strict=False)]
+    # Where a rank failed, the others may be at another step.
+    done = all(trace.finished for trace in traces)
+    after = [*steps[1:], *(zip(*ends, strict=False) if done else ())]
     for i, of_all in enumerate(steps):
         names, line = of_all[0].names, of_all[0].line
         text = differing([step.gradients for step in of_all], names)
@@ -82,20 +84,24 @@ def are_averaged_later(traces, steps):
     return False
 
 
-def report(traces, part):
-    """Return the finding of this part, the worst one if there are several."""
-    findings = [finding for name, finding in divergences(traces) if name == part]
-    return min(findings, key=lambda finding: finding.level or "", default=None)
+def first_of(traces, part):
+    """Return the finding of this part; NotSeen if there is one of another part."""
+    found = [*divergences(traces)]
+    findings = [finding for name, finding in found if name == part]
+    if found and not findings:
+        raise NotSeen(f"see {found[0][0]}")
+    return worst(findings)
 
 
 @check(
     "start",
     "all ranks start from the same weights",
-    fix="Wrap the model in DistributedDataParallel: it broadcasts rank 0's weights.",
+    fix="Wrap the model in DistributedDataParallel after its weights are set: it "
+    "broadcasts rank 0's. Load a checkpoint on all ranks.",
 )
 def start(traces):
     """checksums of the parameters before the first step"""
-    return report(traces, "start")
+    return first_of(traces, "start")
 
 
 @check(
@@ -113,12 +119,13 @@ def gradients(traces):
     if not any(
         value for trace in traces for e in trace.of("step") for value in e.gradients
     ):
-        text = "no gradient in any step; "
+        text = "every gradient is missing or zero in all steps; "
         text += f"the optimizer has {len(step.names)} parameters"
-        return Finding(
-            step.line, text + "".join(f", first {n}" for n in step.names[:1])
-        )
-    finding = report(traces, "gradients")
+        text += "".join(f", first {name}" for name in step.names[:1])
+        fix = "Give the optimizer the parameters that the loss uses. The loss must "
+        fix += "depend on them: cross_entropy() over one class is always 0."
+        return Finding(step.line, text, fix=fix)
+    finding = first_of(traces, "gradients")
     if finding:
         return finding
     for of_all in steps_of_all(traces):
@@ -145,7 +152,8 @@ def undivided(traces):
     summed = all(isclose(a, b, rel_tol=1e-4) for a, b in pairs)
     if len(pairs) <= 2 * len(traces) or not summed:
         return None
-    if any(event.scaled for trace in traces for event in trace.of("backward")):
+    passes = [event for trace in traces for event in trace.of("backward")]
+    if not all(event.plain_mean for event in passes):
         raise NotSeen("the gradients are summed, and the loss may be divided")
     text = "the gradients are the sum over the ranks, each of a mean over its batch"
     fix = "Divide them by the world size, or use ReduceOp.AVG."
@@ -160,7 +168,7 @@ def undivided(traces):
 )
 def weights(traces):
     """checksums of the parameters after every step"""
-    return report(traces, "weights")
+    return first_of(traces, "weights")
 
 
 @check(

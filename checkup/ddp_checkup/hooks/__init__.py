@@ -4,8 +4,10 @@ install() wraps the functions of PyTorch that a DDP script calls. No hook waits 
 device: checksums stay there until the script has ended.
 """
 
+import sys
+import warnings
+
 import torch
-import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
 from ddp_checkup.hooks import (
@@ -20,7 +22,7 @@ from ddp_checkup.hooks import (
     steps,
 )
 from ddp_checkup.hooks.wrapping import rebind, wrap
-from ddp_checkup.trace import trace, user_line
+from ddp_checkup.trace import HERE, trace, user_frames
 
 WITH_TENSORS = "loop", "step", "weights", "tensors", "dtensor"
 MODULES = collectives, ddp, loops, steps, modules, prints, files
@@ -36,16 +38,19 @@ def reset():
         module.reset()
 
 
-def after_group(result, values):
-    if not trace.of("group"):
-        trace.add("group", line=user_line())
-    late.wrap_imported()
-
-
 def install():
     for module in MODULES:
         module.install()
-    wrap(dist, "init_process_group", after=after_group)
+    late.install()
+    original = warnings.showwarning
+
+    def show(message, category, file, line, *others):
+        frame = next(user_frames(sys._getframe(1)), None)
+        if file.startswith(HERE) and frame:  # it is about a hook's caller
+            file, line = frame.f_code.co_filename, frame.f_lineno
+        original(message, category, file, line, *others)
+
+    warnings.showwarning = show
 
 
 def finish(done):

@@ -89,6 +89,7 @@ def before_collective(name, values):
     if by_script and name not in ("all_gather_object", "gather_object"):
         steps.synced |= {steps.place_of(t) for t in tensors}
     if name == "all_reduce" and trace.passes and by_hand():
+        # Without DDP, gradients before their sum tell whether ranks had one batch.
         loops.note_inputs(values[:1])
     if re.search("gather|reduce|to_all", name) and by_script:
         note_reduction(name, values, tensors)

@@ -1,8 +1,8 @@
 """DDP and FSDP models.
 
-wrap         a DDP model is made: model (its number), parameters, buffers (names)
+wrap         a DDP model is made: model (its number), buffers (their names)
 forward      a DDP model is called: model, training (whether with gradients)
-backward     scaled (whether the loss is no mean of PyTorch's own)
+backward     plain_mean (whether the loss is a mean of PyTorch's own)
 shard        the first FSDP model is made
 parallel     parallelize_module() is called
 drawn alike  all ranks draw the same numbers for a DTensor, as they do on CPUs
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ddp_checkup.hooks import collectives, late, loops, steps
 from ddp_checkup.hooks.checksums import is_dtensor
-from ddp_checkup.hooks.wrapping import keep_out_of_graphs, wrap
+from ddp_checkup.hooks.wrapping import keep_out_of_graphs, number_in, wrap
 from ddp_checkup.trace import trace, user_line
 
 MEANS = re.compile("(Mse|Nll|SmoothL1|L1|Huber|BinaryCrossEntropy|Mean)\\w*Backward")
@@ -49,7 +49,6 @@ def after_ddp(result, values):
         "wrap",
         line=user_line(),
         model=len(seen) - 1,
-        parameters=[*named],
         buffers=buffers,
     )
 
@@ -64,9 +63,8 @@ def before_forward(name, values):
     trace.add(
         "forward",
         line=user_line(),
-        model=next(i for i, other in enumerate(seen) if other is ddp),
+        model=number_in(seen, ddp),
         training=training,
-        batch=trace.batch,
     )
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     syncs = training and ddp.require_backward_grad_sync
@@ -100,14 +98,14 @@ def before_backward(name, values):
     trace.passes += 1
     backward_line = user_line()
     loss = values[0] if values else None
-    scaled = True
+    plain_mean = False
     if isinstance(loss, torch.Tensor) and not is_dtensor(loss) and loss.numel() == 1:
         trace.losses.append(loss.detach().reshape(()).clone())
         node = loss.grad_fn
-        scaled = node is None or not MEANS.match(node.name())
+        plain_mean = node is not None and bool(MEANS.match(node.name()))
         if node is not None and forward_step == trace.step:
             trace.loss_weight = weight_of(node)
-    trace.add("backward", line=backward_line, scaled=scaled)
+    trace.add("backward", line=backward_line, plain_mean=plain_mean)
 
 
 def weight_of(node):

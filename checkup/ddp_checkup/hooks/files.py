@@ -17,7 +17,6 @@ import time
 from contextlib import suppress
 
 import torch
-from torch.utils.data import DataLoader
 
 from ddp_checkup.hooks import collectives, late
 from ddp_checkup.hooks.wrapping import wrap
@@ -85,8 +84,8 @@ def note(path, action):
     line = user_line()
     if line or action == "events":  # which TensorBoard writes in a thread
         trace.add("file", line=line, path=path, action=action, collectives=count)
-    if trace.rank and trace.loop and action in ("write", "append"):
-        # Its results may be merged from files.
+    if trace.rank != 0 and trace.loop and action in ("write", "append"):
+        # Rank 0 may merge the others' results from their files.
         trace.loop.gathered = trace.loop.reduced = True
 
 
@@ -111,7 +110,6 @@ def install():
     wrap(torch.jit.ScriptModule, "save", before=before_save)
     wrap(torch.profiler.profile, "export_chrome_trace", before=before_save)
     wrap(torch.autograd.profiler.profile, "export_chrome_trace", before=before_save)
-    wrap(DataLoader, "__iter__", before=lambda *_: late.wrap_imported())
     for module, name in WRITERS:
         late.wrap_when_imported(module, name, before=before_save)
     late.wrap_when_imported("torch.export", "save", before=before_save)

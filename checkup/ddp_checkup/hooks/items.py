@@ -15,6 +15,7 @@ They are added when the script has ended, to the first loops over every loader:
     trains       whether an optimizer made steps within the loop
     also_trains  whether it did so in another loop over this loader
     sample       contents of some items, None if they vary from call to call
+    collated     the same, made a batch by the loader's collate_fn
     lists        checksums of the data set's lists with an entry for each item
     workers      states of the workers' random number generators
     random       generators that change the items
@@ -67,17 +68,21 @@ def seed_all(changed):
         sys.modules["numpy"].random.seed(seeds[2])
 
 
-def fingerprint(loop, changed=()):
+def fingerprint(loop, changed=(), collated=False):
     """Return the contents of some items; None if they vary from call to call.
 
-    changed: generators that get another seed.
+    changed: generators that get another seed. collated: make a batch of each item.
     """
-    *_, data = loop.source
+    loader, _, _, data = loop.source
     found = []
     try:
         for i in [*range(0, loop.base_length, loop.base_length // 8 + 1)] * 2:
             seed_all(changed)
-            found.append(digest(data[i]))
+            item = data[i]
+            if collated:
+                item = [item] if loader.batch_sampler is not None else item
+                item = loader.collate_fn(item)
+            found.append(digest(item))
     except Exception:  # it may be closed, or hold what has no contents
         return None
     half = len(found) // 2
@@ -131,7 +136,6 @@ def add_items(loop, done, workers):
         loop.sets.append({*map(int, level)})
     loop.sets.append({*range(loop.base_length)})
     loop.base = f"{loop.base_length} {type(data).__name__}"
-    loop.own_length = len(subsets[0]) if subsets else loop.base_length
     loop.whole = loop.exhausted or loop.batches >= loop.length
     loop.batch = max([1, *map(len, dealt)])
     parts = loader, loader.batch_sampler, sampler
@@ -142,6 +146,7 @@ def add_items(loop, done, workers):
     loop.workers = workers
     loop.lists = list_checksums(data, loop.base_length)
     loop.sample = fingerprint(loop) if done and loop.trains else None
+    loop.collated = loop.sample and fingerprint(loop, collated=True)
     drawn = {name for states in workers.values() for name in states}
     loop.random = [
         name

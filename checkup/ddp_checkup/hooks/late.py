@@ -1,9 +1,14 @@
 """Functions of modules that a script may import later, or never.
 
-They are wrapped when the process group, a DataLoader or an optimizer is made.
+They are wrapped when the script makes its process group or an optimizer, and when it
+begins a loop over a DataLoader.
 """
 
-from ddp_checkup.hooks.wrapping import rebind, wrap_if_imported
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ddp_checkup.hooks.wrapping import rebind, wrap, wrap_if_imported
 
 LATE = []  # (module, function, how it is wrapped)
 
@@ -20,3 +25,9 @@ def wrap_imported():
     ]
     if any(wrapped):
         rebind()
+
+
+def install():
+    wrap(dist, "init_process_group", after=lambda *_: wrap_imported())
+    wrap(Optimizer, "__init__", before=lambda *_: wrap_imported())
+    wrap(DataLoader, "__iter__", before=lambda *_: wrap_imported())

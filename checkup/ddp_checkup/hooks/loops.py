@@ -31,7 +31,7 @@ from torch.utils.data._utils.fetch import _BaseDatasetFetcher as Fetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as Iterator
 
 from ddp_checkup.hooks.checksums import contents, random_states, sample_checksums
-from ddp_checkup.hooks.wrapping import wrap
+from ddp_checkup.hooks.wrapping import number_in, wrap
 from ddp_checkup.trace import trace, user_frames, user_line, user_stack
 
 MAX_STEPS = 50  # in which the contents of batches are compared
@@ -44,15 +44,6 @@ def reset():
     seen = []  # samplers and loaders, which are kept so that no other has their id
     steps_by_line = Counter()  # without a loop
     loading = False  # whether a loader makes a batch in this process
-
-
-def number_of(thing):
-    """Return the number of a sampler or loader, in the order of their first use."""
-    for number, other in enumerate(seen):
-        if other is thing:
-            return number
-    seen.append(thing)
-    return len(seen) - 1
 
 
 def after_init(result, values):
@@ -137,7 +128,7 @@ def after_iter(iterator, values):
         number=1 + sum(loop.key == key for loop in trace.of("loop")),
         place=place,
         turn=1 + sum(loop.place == place for loop in trace.of("loop")),
-        loader=number_of(sampler if hasattr(sampler, "set_epoch") else loader),
+        loader=number_in(seen, sampler if hasattr(sampler, "set_epoch") else loader),
         dealt=pending_of(iterator),
         sizes=[],
         batches=0,
@@ -213,7 +204,7 @@ def leave_evaluation():
 def next_label(line):
     """Return the place of the next step: ranks' steps are compared if it is equal.
 
-    It is (place and number of the loop, steps in it), without a loop (line, steps).
+    It is (place and turn of the loop, steps in it), without a loop (line, 0, steps).
     """
     loop = trace.loop
     if loop:

@@ -49,7 +49,8 @@ def before_switch(name, values):
     """Note what a module holds after it was evaluated: at train() after eval()."""
     global evaluated
     entry, evaluates = module_of(values), False in values[1:]
-    if entry.module.training < (not evaluates):
+    turns_on = not evaluates and not entry.module.training
+    if turns_on:
         note_tensors(entry)
     entry.evaluated = trace.step if evaluates else None
     evaluated = trace.step if evaluates else evaluated

@@ -1,6 +1,7 @@
 """Numbers that are read from tensors, and those that are printed or logged.
 
 read         source (line that reads, key and number of the loop), numbers
+totals       whole numbers of three digits or more that were printed
 print        an output after a loop: sources (what was read since the last output)
              and readings, each a number of the output that one source explains:
 
@@ -40,10 +41,11 @@ PRINTERS = re.compile("print|log|write|info", re.IGNORECASE)  # for their caller
 
 
 def reset():
-    global read, fresh, lines, partial
+    global read, fresh, lines, partial, totals
     read = defaultdict(list)  # by source: all numbers
     fresh = {}  # by source: (start, reduced, loop), since the last output
     lines, partial = [], ""  # what this rank has printed
+    totals = set()  # whole numbers in it
 
 
 def is_evaluating():
@@ -106,8 +108,20 @@ class Tee:
 
 
 def note_line(line):
+    if re.search(r"\d", line):
+        note_output()
     numbers = [(line[: m.start()], m[0]) for m in NUMBER.finditer(line)]
     note_numbers(numbers)
+
+
+def note_output():
+    """Note the line that prints first after the loops that have just ended."""
+    loop = trace.loop
+    if loop and not loops.is_running(loop):
+        for each in reversed(trace.of("loop")):
+            if each.last != trace.step:
+                break
+            each.printed = each.printed or user_line(skip=PRINTERS)
 
 
 def before_scalar(name, values):
@@ -121,15 +135,12 @@ def note_numbers(numbers):
     numbers: [(the text before it, number)].
     """
     loop = trace.loop
+    totals.update(int(text) for _, text in numbers if text.isdigit())
     # Shorter ones are often the same by chance.
     numbers = [n for n in numbers if len(n[1].strip("-0.").replace(".", "")) >= 3]
     if not numbers or (loop and loops.is_running(loop)):
         return  # in the middle of an epoch a rank may print its own loss
     line = user_line(skip=PRINTERS)
-    for each in reversed(trace.of("loop") if loop else []):
-        if each.last != trace.step:
-            break
-        each.printed = each.printed or line
     if fresh and len(trace.of("print")) < MAX_OUTPUTS:
         found = [reading_of(source, numbers) for source in fresh]
         found = [reading for reading in found if reading]
@@ -166,6 +177,7 @@ def reading_of(source, numbers):
 
 
 def finish():
+    trace.add("totals", totals=totals)
     for source, numbers in read.items():
         trace.add("read", source=source, numbers=numbers)
 

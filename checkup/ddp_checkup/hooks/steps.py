@@ -10,8 +10,9 @@ A `step` event is made before each step of an optimizer:
     weights      checksums, before the step
     sharded      whether a parameter is a DTensor; then there are no checksums
     synced       whether DDP or a collective has ever had one of the parameters
-    inputs       contents of what went into models since the last step
-    batch        contents of the batch of the DataLoader
+    inputs       contents of what went into models since the last step, or of
+             gradients that the script is about to average
+    batch        contents of the DataLoader's batch
     losses       losses since the last step
     loss_weight  weight of one target in them, or None
     passes       backward passes since the last step
@@ -20,8 +21,9 @@ A `step` event is made before each step of an optimizer:
     random       states of the random number generators, at the first steps
     loops        loops over DataLoaders that have begun so far
 
-`first step` has the type of the device, `dtensor` the contents and the place of a
-parameter's shard, and `weights` at the end the last weights of an optimizer.
+`first step` has the type of the device and PyTorch's seed, `dtensor` the contents
+and the place of a parameter's shard, and `weights` at the end the last weights of an
+optimizer.
 """
 
 import torch
@@ -34,8 +36,7 @@ from ddp_checkup.hooks.checksums import (
     is_dtensor,
     random_states,
 )
-from ddp_checkup.hooks.late import wrap_imported
-from ddp_checkup.hooks.wrapping import wrap
+from ddp_checkup.hooks.wrapping import number_in, wrap
 from ddp_checkup.trace import trace, user_line
 
 MAX_COMPARED = 1000  # steps whose weights and gradients are compared
@@ -47,10 +48,10 @@ class StopAfterSteps(BaseException):
 
 
 def reset():
-    global depth, seen, names, synced, summed, sums, norm, latest
+    global depth, seen, names, lists, synced, summed, sums, norm, latest
     depth = 0  # of optimizers within optimizers, whose step() runs
     seen = []  # optimizers
-    names = {}  # of parameters, by id
+    names, lists = {}, {}  # of parameters, by id; lists of them, by optimizer
     synced = set()  # ids and places of what DDP or a collective has had
     # Since the last step: absolute sums of gradients that the script added up over
     # the ranks, and pairs (that sum, what it is before clipping or the step)
@@ -61,6 +62,18 @@ def reset():
 
 def parameters_of(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def names_of(number, parameters):
+    """Return the names and shapes of an optimizer's parameters."""
+    known = lists.get(number, [])
+    if len(known) != len(parameters):
+        named = [
+            (names.get(id(p), "an unnamed parameter"), (*p.shape,))
+            for p in parameters
+        ]
+        known = lists[number] = [f"{name} {shape}" for name, shape in named]
+    return known
 
 
 def parameter_sizes():
@@ -88,12 +101,8 @@ def before_step(optimizer, args, kwargs):
         return
     parameters = parameters_of(optimizer)
     sharded = any(map(is_dtensor, parameters))
-    if not any(optimizer is other for other in seen):
-        seen.append(optimizer)
-        start = True
-    else:
-        start = False
-    number = next(i for i, other in enumerate(seen) if other is optimizer)
+    start = not any(optimizer is other for other in seen)
+    number = number_in(seen, optimizer)
     device = parameters[0].device if parameters else torch.device("cpu")
     if not trace.of("step"):
         note_first_step(device, parameters)
@@ -109,9 +118,7 @@ def before_step(optimizer, args, kwargs):
         label=loops.next_label(line),
         optimizer=number,
         start=start,
-        names=[
-            f"{names.get(id(p), 'a parameter')} {(*p.shape,)}" for p in parameters
-        ],
+        names=names_of(number, parameters),
         gradients=checksums([p.grad for p in compared], device),
         weights=checksums(compared, device),
         inputs=trace.inputs,
@@ -135,7 +142,7 @@ def before_step(optimizer, args, kwargs):
 
 def note_first_step(device, parameters):
     modules.note_first(parameters)
-    trace.add("first step", device=device.type)
+    trace.add("first step", device=device.type, seed=torch.initial_seed())
     for number, parameter in enumerate(parameters, start=1):
         if is_dtensor(parameter):
             note_shard(number, parameter)
@@ -202,6 +209,5 @@ def install():
     utils = torch.nn.utils
     wrap(utils, "clip_grad_norm_", before_clip, lambda norm, _: note_norm(norm))
     wrap(utils, "clip_grads_with_norm_", before=lambda _, args: note_norm(args[2]))
-    wrap(torch.optim.Optimizer, "__init__", before=lambda *_: wrap_imported())
     optimizers.register_optimizer_step_pre_hook(before_step)
     optimizers.register_optimizer_step_post_hook(after_step)

@@ -28,7 +28,7 @@ def wrap(owner, name, before=None, after=None, during=""):
     """Call before(name, values), the function, and after(result, values).
 
     values: its positional arguments, then those by name. during: the field of the
-    trace that holds the name meanwhile, "waiting" or "calling".
+    trace that holds the name meanwhile: "waiting", "calling" or "switching".
     """
     original = getattr(owner, name)
 
@@ -84,6 +84,15 @@ def rebind():
             for name, value in [*names.items()]:
                 while id(value) in WRAPPERS:  # some are wrapped twice
                     value = names[name] = WRAPPERS[id(value)]
+
+
+def number_in(things, thing):
+    """Return the place of an object in a list, to which it is added if it is new."""
+    for number, other in enumerate(things):
+        if other is thing:
+            return number
+    things.append(thing)
+    return len(things) - 1
 
 
 def file_of_caller():
