@@ -103,7 +103,9 @@ def find_nothing(options, traces, failed):
         return ""
     if not any_has("group"):
         if any_has("init"):
-            return f"{script} ended in init_process_group()"
+            passed = (event.passed for trace in known for event in trace.of("init"))
+            calls = " and ".join(f"init_process_group({text})" for text in passed)
+            return f"{script} ended in {calls}"
         if any_has("start"):
             return f"{script} starts processes; if they are its ranks, leave out -n"
         if failed or any_has("exit"):

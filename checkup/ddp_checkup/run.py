@@ -182,7 +182,7 @@ def wrap_group(options, job):
 
 
 def before_group(name, values):
-    trace.add("init", line=user_line())
+    trace.add("init", line=user_line(), passed="")
 
 
 def before_rendezvous(options, job, name, values):
@@ -192,6 +192,7 @@ def before_rendezvous(options, job, name, values):
     if world_size == -1:
         world_size = int(os.environ.get("WORLD_SIZE", -1))
     passed = f"rank={rank}, world_size={world_size}"
+    trace.of("init")[-1].passed = passed
     trace.waiting = f"init_process_group({passed})"
     if job and rank >= 0:
         join_job(options, job, rank, world_size)

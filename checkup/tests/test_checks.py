@@ -8,9 +8,12 @@ the check names.
 """
 
 import re
+import socket
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import start
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BUG = re.compile(r"^( *)# BUG (\d) ([\w, -]+): (.*)\n.*?(  # HERE.*)?\n", re.M)
@@ -65,3 +68,19 @@ def test_bugs(file, number, check):
             i for i, s in enumerate(lines, 1) if re.search(rf"# HERE.* {name}\b", s)
         ]
         assert not here or done.rows[name]["line"] in here, done.all
+
+
+def test_it_changes_nothing(check, write, tmp_path):
+    """A run under it ends with the weights of one without, to the bit."""
+    script = (SCRIPTS / "images.py").read_text()
+    assert check(script).status == 0
+    watched = (tmp_path / "model.pt").read_bytes()
+    (tmp_path / "model.pt").unlink()
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, write(script)]
+    ranks = [start(tmp_path, command=command, RANK=str(r), **env) for r in range(2)]
+    assert [rank.wait(100) for rank in ranks] == [0, 0]
+    assert (tmp_path / "model.pt").read_bytes() == watched

@@ -258,7 +258,9 @@ def unreduced(traces):
         first = loops[0]
         apart = len({frozenset(e.items) for e in loops}) == len(traces)
         if apart and first.printed and first.first not in reduced:
-            text = "a result is printed here, while each rank saw a part in the loop at "
-            text += f"{first.line}, and no all_reduce() followed"
+            text = (
+                "a result is printed here, while each rank saw a part in the loop "
+            )
+            text += f"at {first.line}, and no all_reduce() followed"
             return Finding(first.printed, text, "warning")
     return None
