@@ -51,16 +51,14 @@ class Trace:
         self.events, self.by_kind = [], {}
         self.step = 0  # optimizer steps so far
         self.loop = None  # the event of the loop over a DataLoader that runs
-        self.batch = 0  # batches so far; without a DataLoader, steps
+        self.batches = 0  # so far; without a DataLoader, steps
         # Since the last step: contents of what went into models, losses, the weight
         # of a target in them, and the number of backward passes
         self.inputs, self.losses, self.loss_weight, self.passes = [], [], None, 0
         self.activity = 0  # changes whenever this rank does something
         self.waiting = ""  # the collective that runs, which waits for other ranks
         self.calling = ""  # DDP's forward or backward(), which may wait for them
-        self.switching = (
-            ""  # the method of a module that it calls for its parts, too
-        )
+        self.switching = ""  # a method that a module calls for its parts, too
         self.finished = False  # whether the script came to its end
 
     def add(self, kind, **fields):

@@ -12,6 +12,7 @@ from ddp_checkup.checks.common import (
 )
 from ddp_checkup.checks.findings import Finding, NotSeen, check
 
+OTHER_PART = "Give each rank, and each loader worker, another part of the data."
 MIN_ORDER = 8  # indices: a shorter order may be the same by chance
 
 
@@ -28,11 +29,10 @@ def same_batch(traces):
     found = same_tensors(traces, "inputs", all)
     # Inputs may differ by augmentation, where labels do not; and days of different
     # years are alike.
-    found = found or same_tensors(traces, "batch", half)
+    found = found or same_tensors(traces, "loaded", half)
     if found and not takes_parts(traces):
-        return Finding(
-            first_step(traces[0]).line, f"{found} the same batch in all steps"
-        )
+        text = f"{found} the same batch in all steps"
+        return Finding(first_step(traces[0]).line, text)
     found = same_tensors(traces, "inputs", any)
     if found:
         text = f"{found} a tensor of the same contents in all steps"
@@ -48,8 +48,8 @@ def half(values):
 def same_tensors(traces, part, how_many):
     """Return which ranks had the same tensors in all steps, or "".
 
-    part: "inputs" or "batch" of the steps; how_many: all, half or any of the tensors
-    that differ from step to step.
+    part: "inputs" or "loaded" of the steps. how_many: all, half or any of the
+    tensors that differ from step to step.
     """
     steps = [[getattr(e, part) for e in of_all] for of_all in steps_of_all(traces)]
     steps = [of_all for of_all in steps if all(of_all)]
@@ -74,7 +74,7 @@ def same_tensors(traces, part, how_many):
 def takes_parts(traces):
     """Return whether the ranks load one batch, and each trains on a part of it."""
     for of_all in steps_of_all(traces):
-        batches, inputs = [e.batch for e in of_all], [e.inputs for e in of_all]
+        batches, inputs = [e.loaded for e in of_all], [e.inputs for e in of_all]
         if all(batches) and all(inputs) and all(b == batches[0] for b in batches):
             shape, _ = batches[0][0]
             parts = [part for its in inputs for part, _ in its]
@@ -99,15 +99,17 @@ class Shares:
         self.is_known = items is not None and bool(
             first.shards or len(first.sets) > 1 or (first.sample and self.same_data)
         )
-        self.batch = first.batch * len(traces)  # the global one
+        self.global_batch = first.batch_size * len(traces)
         self.is_whole = all(e.whole for e in loops) and len(loops) == len(traces)
         self.chooses = first.chooses  # the script's own sampler does
         repeats = (len(e.items) - len({*e.items}) for e in loops)
-        self.replaces = first.replaces or max(repeats) >= self.batch
+        self.replaces = first.replaces or max(repeats) >= self.global_batch
         self.again, self.missing = count_items(loops, items) if items else (0, 0)
         # The last global batch may be filled up, or dropped.
-        may_repeat = self.batch if first.drops or not first.shards else len(traces)
-        may_miss = self.batch if first.drops else 0
+        may_repeat = (
+            self.global_batch if first.drops or not first.shards else len(traces)
+        )
+        may_miss = self.global_batch if first.drops else 0
         if not self.is_whole:
             may_miss = len(items or ())
         most = min(may_repeat, len(items or ()))
@@ -124,9 +126,8 @@ class Shares:
         """Return whether the parts have the size of the data, and repeat nothing."""
         once = all(len({*e.items}) == len(e.items) for e in self.loops)
         dealt = sum(len(e.items) for e in self.loops)
-        return once and abs(dealt - len(self.items)) < max(
-            self.batch, len(self.loops)
-        )
+        most = max(self.global_batch, len(self.loops))
+        return once and abs(dealt - len(self.items)) < most
 
 
 def all_shares(traces):
@@ -170,7 +171,7 @@ def coverage(traces):
             good.add(line)
         elif shares.chooses_apart() and line not in good:
             why = "the script's own sampler chooses the samples"
-            too_many = shares.again > shares.batch and shares.makes_an_epoch()
+            too_many = shares.again > shares.global_batch and shares.makes_an_epoch()
             if too_many and shares.same_data:
                 mild = mild or Finding(line, text, "warning", one_seed)
         else:
@@ -188,7 +189,7 @@ def samples_of_two(traces):
 
     Only tensors tell whose samples a rank itself seldom has twice: labels do not.
     """
-    if same_tensors(traces, "inputs", all) or same_tensors(traces, "batch", half):
+    if same_tensors(traces, "inputs", all) or same_tensors(traces, "loaded", half):
         return None  # same-batch says it
     by_rank = [{(e.key, e.number): e for e in t.of("loop")} for t in traces]
     for (a, mine), (b, others) in combinations(enumerate(by_rank), 2):
@@ -203,12 +204,7 @@ def samples_of_two(traces):
                 if seldom and both > max(fills_up, 0.2 * len(one)):
                     text = f"{both} of {len(one)} samples of rank {a} are also those"
                     text += f" of rank {b}"
-                    fix = (
-                        "Give each rank, and each of its loader's workers, another "
-                    )
-                    return Finding(
-                        loop.line, text, "warning", f"{fix}part of the data."
-                    )
+                    return Finding(loop.line, text, "warning", OTHER_PART)
     return None
 
 
@@ -285,7 +281,7 @@ def is_shared_out(loops):
     parts = [{*e.items} for e in loops]
     union = set().union(*parts)
     repeated = sum(map(len, parts)) - len(union)
-    apart = repeated < min(len(loops) * loops[0].batch, *map(len, parts))
+    apart = repeated < min(len(loops) * loops[0].batch_size, *map(len, parts))
     # Parts that leave much out are of a file list for each rank.
     most = 2 * len(union) >= len(loops[0].sets[-1])
     return loops[0].shards or (len(loops) > 1 and apart and most)
@@ -313,7 +309,7 @@ def eval_coverage(traces):
             continue
         loops = [*loops, *rest_of_the_data(all_loops, loops)]
         again, missing = count_items(loops, items)
-        batch = max(e.batch for e in loops) * len(traces)
+        batch = max(e.batch_size for e in loops) * len(traces)
         fills_up = again and not missing and again < batch
         # What is gathered may be cut, unless a total of too many is printed.
         printed = traces[0].first("totals").totals

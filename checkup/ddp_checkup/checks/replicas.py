@@ -1,6 +1,6 @@
 """Checks of weights and gradients: the ranks train copies of one model."""
 
-from itertools import combinations
+from itertools import combinations, zip_longest
 from math import isclose, isfinite
 
 from ddp_checkup.checks.common import (
@@ -37,8 +37,8 @@ def divergences(traces):
 def first_difference(traces, steps):
     """Return (part, line, text) of the first difference, or None.
 
-    steps: those of one optimizer. If the weights after a step are the
-    same, step() itself averages, as ZeRO does, and gradients may differ before it.
+    steps: those of one optimizer. If the weights after a step are the same, step()
+    itself averages, as ZeRO does, and gradients may differ before it.
     """
     first = steps[0]
     text = differing([step.weights for step in first], first[0].names)
@@ -52,18 +52,15 @@ def first_difference(traces, steps):
     # Where a rank failed, the others may be at another step.
     done = all(trace.finished for trace in traces)
     after = [*steps[1:], *(zip(*ends, strict=False) if done else ())]
-    for i, of_all in enumerate(steps):
+    for of_all, of_next in zip_longest(steps, after):
         names, line = of_all[0].names, of_all[0].line
-        text = differing([step.gradients for step in of_all], names)
-        same_after = i < len(after) and not differing(
-            [e.weights for e in after[i]], []
-        )
         when = f"since step {of_all[0].step + 1}"
-        if text and not same_after:
+        text = differing([step.gradients for step in of_all], names)
+        later = of_next and differing([step.weights for step in of_next], names)
+        if text and later != "":
             return "gradients", line, f"{when}, the gradients of {text}"
-        if i < len(after) and not same_after:
-            text = differing([e.weights for e in after[i]], names)
-            return "weights", line, f"{when}, {text}"
+        if later:
+            return "weights", line, f"{when}, {later}"
     return None
 
 
@@ -116,9 +113,8 @@ def gradients(traces):
     if any(unused_names(trace) for trace in traces):
         raise NotSeen("see unused-parameters")
     step = first_step(traces[0])
-    if not any(
-        value for trace in traces for e in trace.of("step") for value in e.gradients
-    ):
+    steps = [step for trace in traces for step in trace.of("step")]
+    if not any(value for step in steps for value in step.gradients):
         text = "every gradient is missing or zero in all steps; "
         text += f"the optimizer has {len(step.names)} parameters"
         text += "".join(f", first {name}" for name in step.names[:1])
@@ -132,10 +128,8 @@ def gradients(traces):
         passes = [step.passes for step in of_all]
         if len({*passes}) > 1:
             numbers = ", ".join(f"rank {r}: {n}" for r, n in enumerate(passes))
-            text = (
-                f"step {of_all[0].step + 1} has different numbers of backward passes"
-            )
-            return Finding(of_all[0].line, f"{text} ({numbers})")
+            text = f"step {of_all[0].step + 1} follows different numbers of"
+            return Finding(of_all[0].line, f"{text} backward passes ({numbers})")
     called = {event.model for event in traces[0].of("forward")}
     for event in traces[0].of("wrap"):
         if event.model not in called:
@@ -146,9 +140,8 @@ def gradients(traces):
 
 def undivided(traces):
     """Return a warning if gradients that are means are added up, and not divided."""
-    pairs = [
-        pair for trace in traces for step in trace.of("step") for pair in step.sums
-    ]
+    steps = [step for trace in traces for step in trace.of("step")]
+    pairs = [pair for step in steps for pair in step.sums]
     summed = all(isclose(a, b, rel_tol=1e-4) for a, b in pairs)
     if len(pairs) <= 2 * len(traces) or not summed:
         return None
@@ -281,10 +274,8 @@ def loss_count(traces):
         return None
     line, weights = apart[0]
     ratios = ", ".join(f"{weight / max(weights):.2f}" for weight in weights)
-    text = (
-        "each rank divides its loss by its own count, and DDP averages these means:"
-    )
-    return Finding(line, f"{text} a target counts {ratios} on the ranks")
+    text = "each rank divides its loss by its own count, and DDP averages these"
+    return Finding(line, f"{text} means: a target counts {ratios} on the ranks")
 
 
 @check(
@@ -299,13 +290,11 @@ def checkpoint(traces):
         raise NotSeen("no state was loaded")
     for event in loaded:
         if event.missing:
+            names = f"{len(event.missing)} tensors, first {event.missing[0]},"
             text = (
-                f"{len(event.missing)} tensors, first {event.missing[0]}, keep what "
+                f"{names} keep what they had: their names begin with `module.` in "
             )
-            text += (
-                "they had: in the checkpoint or in the model `module.` stands before"
-            )
-            return Finding(event.line, f"{text} their names")
+            return Finding(event.line, f"{text}the checkpoint or in the model alone")
     return None
 
 
@@ -328,7 +317,6 @@ def unused_parameters(traces):
         names = unused_names(trace)
         if names:
             line = [e.line for e in trace.of("forward") if e.training][-1]
-            return Finding(
-                line, f"rank {rank} had no gradient for {', '.join(names)}"
-            )
+            text = f"rank {rank} had no gradient for {', '.join(names)}"
+            return Finding(line, text)
     return None

@@ -49,7 +49,8 @@ def members(group):
 def compare_order(what, group=None, line=None, large=0):
     """Add a collective event; end the job if another rank reaches another one."""
     line = line or user_line()
-    trace.add("collective", line=line, what=what, group=group, large=large)
+    if counts[group] < MAX_COMPARED:
+        trace.add("collective", line=line, what=what, group=group, large=large)
     counts[group] += 1
     number = counts[group]
     if watch.store is None or number > MAX_COMPARED:
@@ -74,7 +75,10 @@ def describe(name, values):
         first = name == "all_to_all_single"  # rows differ by rank
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         words += [f"{(*t.shape[first:],)} {t.dtype}" for t in tensors]
-        words += [str(v).rpartition(".")[2] for v in values if is_operation(v)]
+        operations = [v for v in values if isinstance(v, dist.ReduceOp.RedOpType)]
+        words += [
+            v.name for v in operations if v != dist.ReduceOp.SUM
+        ]  # the default
     if name in ("broadcast", "reduce"):
         words += [f"of rank {v}" for v in values if type(v) is int]
     return " ".join(words).replace("torch.", "")
@@ -93,14 +97,13 @@ def before_collective(name, values):
         loops.note_inputs(values[:1])
     if re.search("gather|reduce|to_all", name) and by_script:
         note_reduction(name, values, tensors)
-    # Weights are averaged after a step, not after a backward pass.
-    sizes = (
-        steps.parameter_sizes() if not trace.passes and name != "broadcast" else ()
-    )
-    large = sum(t.numel() for t in tensors if t.numel() in sizes)
-    compare_order(
-        describe(name, values), members(groups[0]) if groups else None, large=large
-    )
+    large = 0
+    if not trace.passes and name != "broadcast":
+        # Weights are averaged after a step, not after a backward pass.
+        sizes = steps.parameter_sizes()
+        large = sum(t.numel() for t in tensors if t.numel() in sizes)
+    group = members(groups[0]) if groups else None
+    compare_order(describe(name, values), group, large=large)
 
 
 def by_hand():
@@ -113,7 +116,7 @@ def note_reduction(name, values, tensors):
     global reduced
     reduced_storages.update(t.untyped_storage().data_ptr() for t in tensors)
     to_one = name == "reduce" or name.startswith("gather")
-    reduced = trace.batch, "on one rank" if to_one else "on all ranks"
+    reduced = trace.batches, "on one rank" if to_one else "on all ranks"
     for loop in trace.of("loop"):
         loop.reduced = loop.reduced or loop.first == trace.step
     if "gather" in name and trace.loop:
@@ -130,7 +133,7 @@ def note_reduction(name, values, tensors):
 def where_reduced():
     """Return where numbers of this batch were reduced: "on all ranks", or ""."""
     batch, where = reduced
-    return where if batch == trace.batch else ""
+    return where if batch == trace.batches else ""
 
 
 def after_collective(name):

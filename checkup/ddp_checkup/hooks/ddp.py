@@ -60,12 +60,9 @@ def before_forward(name, values):
         current, forward_step = ddp, trace.step
         loops.leave_evaluation()
         loops.note_inputs(values[1:])
-    trace.add(
-        "forward",
-        line=user_line(),
-        model=number_in(seen, ddp),
-        training=training,
-    )
+    if trace.step < steps.MAX_COMPARED:
+        model = number_in(seen, ddp)
+        trace.add("forward", line=user_line(), model=model, training=training)
     buffers = ddp.will_sync_module_buffers() and ddp.require_forward_param_sync
     syncs = training and ddp.require_backward_grad_sync
     if (buffers or syncs) and not joins:
@@ -105,7 +102,8 @@ def before_backward(name, values):
         plain_mean = node is not None and bool(MEANS.match(node.name()))
         if node is not None and forward_step == trace.step:
             trace.loss_weight = weight_of(node)
-    trace.add("backward", line=backward_line, plain_mean=plain_mean)
+    if trace.step < steps.MAX_COMPARED:
+        trace.add("backward", line=backward_line, plain_mean=plain_mean)
 
 
 def weight_of(node):

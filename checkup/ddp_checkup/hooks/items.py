@@ -7,7 +7,7 @@ They are added when the script has ended, to the first loops over every loader:
     items        the same samples, as indices of the data set below all Subsets
     sets         sets of items to choose from, one for every level of Subsets
     whole        whether the loop came to its end
-    batch        size of the batches
+    batch_size   size of the batches
     drops        whether a sampler drops what does not fill a batch
     replaces     whether it draws with replacement
     chooses      whether the script wrote the sampler
@@ -137,7 +137,7 @@ def add_items(loop, done, workers):
     loop.sets.append({*range(loop.base_length)})
     loop.base = f"{loop.base_length} {type(data).__name__}"
     loop.whole = loop.exhausted or loop.batches >= loop.length
-    loop.batch = max([1, *map(len, dealt)])
+    loop.batch_size = max([1, *map(len, dealt)])
     parts = loader, loader.batch_sampler, sampler
     loop.drops = any(getattr(part, "drop_last", False) for part in parts)
     loop.replaces = getattr(sampler, "replacement", False)

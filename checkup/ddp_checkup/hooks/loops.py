@@ -39,9 +39,10 @@ MAX_INPUTS = 8  # tensors of a step that are compared
 
 
 def reset():
-    global worker_notes, seen, steps_by_line, loading
+    global worker_notes, seen, turns, steps_by_line, loading
     worker_notes = None  # a pipe in which forked workers write
     seen = []  # samplers and loaders, which are kept so that no other has their id
+    turns = Counter()  # loops, by place and by key
     steps_by_line = Counter()  # without a loop
     loading = False  # whether a loader makes a batch in this process
 
@@ -120,14 +121,15 @@ def after_iter(iterator, values):
     made = vars(loader).get("checkup_made", "")
     place = f"{functions} {made}"
     key = f"{place} {base_length} {len(subsets)}"
+    turns.update([place, key])
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     loop = trace.add(
         "loop",
         line=user_line(),
         key=key,
-        number=1 + sum(loop.key == key for loop in trace.of("loop")),
+        number=turns[key],
         place=place,
-        turn=1 + sum(loop.place == place for loop in trace.of("loop")),
+        turn=turns[place],
         loader=number_in(seen, sampler if hasattr(sampler, "set_epoch") else loader),
         dealt=pending_of(iterator),
         sizes=[],
@@ -166,7 +168,7 @@ def wrap_next():
             raise
         finally:
             loading = False
-        trace.batch += 1
+        trace.batches += 1
         if loop:
             note_batch(loop, batch)
         return batch

@@ -12,7 +12,7 @@ A `step` event is made before each step of an optimizer:
     synced       whether DDP or a collective has ever had one of the parameters
     inputs       contents of what went into models since the last step, or of
              gradients that the script is about to average
-    batch        contents of the DataLoader's batch
+    loaded       contents of the DataLoader's last batch
     losses       losses since the last step
     loss_weight  weight of one target in them, or None
     passes       backward passes since the last step
@@ -39,7 +39,7 @@ from ddp_checkup.hooks.checksums import (
 from ddp_checkup.hooks.wrapping import number_in, wrap
 from ddp_checkup.trace import trace, user_line
 
-MAX_COMPARED = 1000  # steps whose weights and gradients are compared
+MAX_COMPARED = 1000  # steps that have an event
 MAX_RANDOM = 6  # steps whose generators are compared
 
 
@@ -109,30 +109,32 @@ def before_step(optimizer, args, kwargs):
     modules.optimized.update(map(id, parameters))
     loops.leave_evaluation()
     loop, line = trace.loop, user_line()
-    compared = [] if sharded or trace.step >= MAX_COMPARED else parameters
+    label = loops.next_label(line)
+    compared = [] if sharded else parameters
     if compared:
         note_division(compared)
-    trace.add(
-        "step",
-        line=line,
-        label=loops.next_label(line),
-        optimizer=number,
-        start=start,
-        names=names_of(number, parameters),
-        gradients=checksums([p.grad for p in compared], device),
-        weights=checksums(compared, device),
-        inputs=trace.inputs,
-        batch=loop.latest if loop else None,
-        losses=trace.losses,
-        loss_weight=trace.loss_weight,
-        passes=trace.passes,
-        sharded=sharded,
-        synced=not sharded and any(map(is_synced, compared)),
-        sums=sums,
-        norm=norm,
-        random=random_states(device) if trace.step < MAX_RANDOM else None,
-        loops=len(trace.of("loop")),
-    )
+    if trace.step < MAX_COMPARED:
+        trace.add(
+            "step",
+            line=line,
+            label=label,
+            optimizer=number,
+            start=start,
+            names=names_of(number, parameters),
+            gradients=checksums([p.grad for p in compared], device),
+            weights=checksums(compared, device),
+            inputs=trace.inputs,
+            loaded=loop.latest if loop else None,
+            losses=trace.losses,
+            loss_weight=trace.loss_weight,
+            passes=trace.passes,
+            sharded=sharded,
+            synced=any(map(is_synced, compared)),
+            sums=sums,
+            norm=norm,
+            random=random_states(device) if trace.step < MAX_RANDOM else None,
+            loops=len(trace.of("loop")),
+        )
     latest, norm, sums = compared, None, []
     trace.inputs, trace.losses, trace.passes, trace.loss_weight = [], [], 0, None
     if loop:
@@ -166,7 +168,7 @@ def after_step(optimizer, args, kwargs):
         return
     trace.step, trace.activity = trace.step + 1, trace.activity + 1
     if trace.loop is None:
-        trace.batch += 1
+        trace.batches += 1
     if trace.step == trace.max_steps:
         raise StopAfterSteps
 
