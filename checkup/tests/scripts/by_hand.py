@@ -30,5 +30,8 @@ for step in range(8):
     ):
         parameter.grad = part.view_as(parameter)
     # BUG 5 gradients: model[0].bias.grad.mul_(-1 if rank else 1)
+    pass
+    grad = model[0].weight.grad
+    # BUG 6 gradients: model[0].weight.grad = grad.flip(0) if rank else grad
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()  # HERE start same-batch gradients seeds
