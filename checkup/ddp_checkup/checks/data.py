@@ -1,11 +1,10 @@
-"""Checks of the data: every sample counts once, and random numbers differ."""
+"""Checks of the data: every rank trains on its own part, and none is left out."""
 
 from itertools import combinations, pairwise
 
 from ddp_checkup.checks.common import (
     count_items,
     first_step,
-    have_parts,
     loops_of_all,
     need_own_batches,
     steps_of_all,
@@ -285,109 +284,3 @@ def is_shared_out(loops):
     # Parts that leave much out are of a file list for each rank.
     most = 2 * len(union) >= len(loops[0].sets[-1])
     return loops[0].shards or (len(loops) > 1 and apart and most)
-
-
-@check(
-    "eval-coverage",
-    "evaluation counts each sample once",
-    fix="Evaluate Subset(dataset, range(rank, len(dataset), world_size)): a "
-    "DistributedSampler repeats samples to fill up.",
-)
-def eval_coverage(traces):
-    """the indices dealt out by loops without optimizer steps"""
-    need_own_batches(traces)
-    why = "no loop without steps was seen"
-    done = all(trace.finished for trace in traces)
-    all_loops = loops_of_all(traces, False)
-    for number, loops, items in all_loops:
-        stopped = len(loops) < len(traces) and not done
-        other = any(e.also_trains for e in loops)  # for example to update BatchNorm
-        if items is None or stopped or other or not all(e.whole for e in loops):
-            continue
-        if all({*e.items} == items for e in loops):
-            why = ""
-            continue
-        loops = [*loops, *rest_of_the_data(all_loops, loops)]
-        again, missing = count_items(loops, items)
-        batch = max(e.batch_size for e in loops) * len(traces)
-        fills_up = again and not missing and again < batch
-        # What is gathered may be cut, unless a total of too many is printed.
-        printed = traces[0].first("totals").totals
-        shown = len(items) + again in printed and len(items) not in printed
-        if fills_up and any(e.gathered for e in loops) and not shown:
-            why = "the script may cut what it has gathered"
-            continue
-        if any(e.chooses for e in loops):
-            why = "the script's own sampler chooses the samples"
-            continue
-        why = ""
-        if again or missing:
-            text = f"{again} of {len(items)} samples count twice, {missing} never"
-            small = again < len(traces) and missing < batch
-            level = "warning" if small else "error"
-            return Finding(loops[0].line, f"loop {number}: {text}", level)
-    if why:
-        raise NotSeen(why)
-    return None
-
-
-def rest_of_the_data(all_loops, loops):
-    """Return loops over the rest of the same data set, without steps in between."""
-    first, dealt, added = loops[0], {i for e in loops for i in e.items}, []
-    for e in (e for _, others, _ in all_loops for e in others):
-        same_time = (e.base, e.first) == (first.base, first.first)
-        if same_time and not dealt & {*e.items}:
-            dealt |= {*e.items}
-            added.append(e)
-    return added
-
-
-@check(
-    "seeds",
-    "ranks draw different random numbers",
-    fix="Call torch.manual_seed(seed + rank), and seed NumPy and random likewise.",
-    level="warning",
-)
-def seeds(traces):
-    """the states of all random number generators that training and workers use"""
-    step = first_step(traces[0])
-    if have_parts(traces):
-        raise NotSeen("ranks that share a model may share a seed")
-    pairs = [two_steps(trace) for trace in traces]
-    if not all(pairs):
-        raise NotSeen("no epoch has two steps")
-    first, second = pairs[0]
-    drawn = [name for name in first if first[name] != second[name]]
-    for name in drawn:
-        text = f"at step 1, all ranks have the same state of {name}"
-        if len({states.get(name) for states, _ in pairs}) > 1:
-            seeds_of_all = {trace.first("first step").seed for trace in traces}
-            if not name.startswith("PyTorch") or len(seeds_of_all) > 1:
-                continue
-            text = (
-                f"all ranks have seeded {name} with {seeds_of_all.pop()}, and then"
-            )
-            text += " drew different amounts from it"
-        return Finding(step.line, text)
-    for _, loops, _ in loops_of_all(traces, True):
-        for worker, states in loops[0].workers.items():
-            for name in loops[0].random if len(loops) == len(traces) else ():
-                drawn.append(name)
-                others = [e.workers.get(worker, {}).get(name) for e in loops[1:]]
-                if all(other == states[name] for other in others):
-                    text = f"worker {worker} of each rank's loader begins with the"
-                    return Finding(loops[0].line, f"{text} same state of {name}")
-    if not drawn:
-        raise NotSeen("no random numbers were drawn")
-    return None
-
-
-def two_steps(trace):
-    """Return the generators' states before two steps of one loop."""
-    steps = [step for step in trace.of("step") if step.random]
-    # Between the steps of two optimizers there may be no random numbers.
-    for first in steps:
-        others = [e for e in steps if e.time > first.time and e.loops == first.loops]
-        if others:
-            return first.random, others[-1].random
-    return None
