@@ -47,8 +47,11 @@ def find_place():
         return Place(int(env["RANK"]), int(env["WORLD_SIZE"]), host, port)
     for rank, _, size in (OPEN_MPI, MPICH, SLURM_STEP):
         if rank in env and int(env.get(size, 1)) > 1:
-            meeting_point = find_host(), find_port()
-            return Place(int(env[rank]), int(env[size]), *meeting_point)
+            nodes = env.get("SLURM_JOB_NODELIST", "")
+            if rank in SLURM_STEP:  # mpirun's ranks are in steps of single nodes
+                nodes = env.get("SLURM_STEP_NODELIST", nodes)
+            place = find_host(nodes), find_port()
+            return Place(int(env[rank]), int(env[size]), *place)
     return None
 
 
@@ -66,12 +69,14 @@ def check_rank():
         raise ValueError(f"{text}torchrun, or GPUS=2 before a run script's command")
 
 
-def find_host():
-    """Return the host of rank 0: MASTER_ADDR, Slurm's first node, or this one."""
-    env = os.environ
-    nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", ""))
-    if env.get("MASTER_ADDR") or not {*"[,"} & {*nodes}:  # there is one node
-        return env.get("MASTER_ADDR") or "127.0.0.1"
+def find_host(nodes):
+    """Return the host of rank 0: MASTER_ADDR, Slurm's first node, or this one.
+
+    nodes: Slurm's list, such as node[1-2]; "" without Slurm.
+    """
+    host = os.environ.get("MASTER_ADDR")
+    if host or not {*"[,"} & {*nodes}:  # there is one node
+        return host or "127.0.0.1"
     try:
         command = ["scontrol", "show", "hostnames", nodes]
         return subprocess.check_output(command, text=True).split()[0]
@@ -89,7 +94,7 @@ def find_port():
     if env.get("MASTER_PORT"):
         return int(env["MASTER_PORT"])
     job = env.get("SLURM_JOB_ID", os.getppid())  # mpirun's process, on one node
-    return 10_000 + (10 * int(job) + int(env.get("SLURM_STEP_ID", 0)) % 10) % 20_000
+    return 10_000 + int(job) % 20_000
 
 
 def start_ranks(ranks):

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from ddp_checkup import hooks, launch, watch
-from ddp_checkup.launch import INTERRUPTED
+from ddp_checkup import hooks, watch
+from ddp_checkup.launch import INTERRUPTED, NUMBERS
 from ddp_checkup.trace import HERE, is_library, trace, user_line
 
 # Errors of mp.spawn, about those of its processes
@@ -163,8 +163,8 @@ def fail(error, store):
     if not watch.store:  # a spawned process that made no process group
         store.set("failed", "")
         return
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    line = user_line(frame)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    line = user_line(frames[-1]) if frames else None
     trace.add("failure", line=line, error=str(error))
     with suppress(dist.DistError):
         watch.stop_job("failed", line, f"rank {trace.rank} failed")
@@ -288,9 +288,7 @@ def end_parent(options, error, store, jobs):
     if isinstance(error, NeedsRanks):
         text = f"{options.script} calls init_process_group() but starts no ranks; "
         text += "put -n 2 before its name"
-    elif (
-        isinstance(error, KeyError) and not jobs and error.args[0] in launch.NUMBERS
-    ):
+    elif not jobs and isinstance(error, KeyError) and error.args[0] in NUMBERS:
         text = f"{options.script} reads {error}, which a launcher sets; add -n 2"
     elif isinstance(error, ProcessExitedException) and not failed:
         text = f"no report, since {error}"

@@ -170,6 +170,30 @@ def test_a_run_script_works_within_a_step(slurm, exercise, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_srun_starts_the_checkup(nodes, slurm, tmp_path, monkeypatch):
+    """The script has its ranks from Slurm, and all meet at the first node."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm))
+    text = (REPOSITORY / "checkup/example.py").read_text()
+    ranks = 'int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])'
+    start = f"""    rank, world_size = {ranks}
+    meet = f"file://{tmp_path}/meet"
+    dist.init_process_group("gloo", meet, rank=rank, world_size=world_size)"""
+    text = text.replace('    dist.init_process_group("gloo")', start)
+    (tmp_path / "train.py").write_text(f"import os\n{text}")
+    command = [
+        sys.executable,
+        REPOSITORY / "checkup",
+        "--json=rows.json",
+        "train.py",
+    ]
+    srun = "srun", "--quiet", f"--nodes={nodes}", "--ntasks=2"
+    done = run([*srun, *command], tmp_path, timeout=120)
+    assert "Checkup of train.py: 2 ranks, 24 steps" in done.stdout, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["checks"]
+    assert [r["name"] for r in rows if r["state"] == "error"] == ["set-epoch"]
+
+
 def test_a_run_script_works_in_an_interactive_job(slurm, tmp_path, monkeypatch):
     """The shell's folder counts, not that of salloc."""
     monkeypatch.setenv("SLURM_CONF", str(slurm))

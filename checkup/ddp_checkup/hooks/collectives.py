@@ -76,9 +76,8 @@ def describe(name, values):
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         words += [f"{(*t.shape[first:],)} {t.dtype}" for t in tensors]
         operations = [v for v in values if isinstance(v, dist.ReduceOp.RedOpType)]
-        words += [
-            v.name for v in operations if v != dist.ReduceOp.SUM
-        ]  # the default
+        # Ranks may leave out SUM, which is the default.
+        words += [v.name for v in operations if v != dist.ReduceOp.SUM]
     if name in ("broadcast", "reduce"):
         words += [f"of rank {v}" for v in values if type(v) is int]
     return " ".join(words).replace("torch.", "")

@@ -51,10 +51,10 @@ def digest(item):
         return str(item)
     if hasattr(item, "tobytes"):  # an array or an image
         return zlib.crc32(item.tobytes())
-    if hasattr(item, "to_dict"):  # a graph
+    if hasattr(item, "to_dict"):  # a graph of PyTorch Geometric
         item = item.to_dict()
     leaves, structure = tree_flatten(item)
-    if leaves and leaves[0] is item:  # an object
+    if leaves and leaves[0] is item:  # an object with attributes
         leaves = sorted(vars(item).items())
     return str(structure), [digest(leaf) for leaf in leaves]
 
