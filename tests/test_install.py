@@ -1,101 +1,93 @@
-"""make venv: the PyTorch that it installs from a local package index."""
+"""make venv: the PyTorch that it chooses. (.ci/run installs one in earnest.)"""
 
-import json
-import os
+import re
 import shutil
-import zipfile
 
 import pytest
-from conftest import REPOSITORY, path_without_sbatch, run, serving
+from conftest import REPOSITORY, fails, path_without_sbatch, run
 
-pytestmark = pytest.mark.slow
-
-
-def write_wheel(folder, name, version):
-    """Write a wheel that has only a name and a version."""
-    folder = folder / name
-    folder.mkdir(parents=True)
-    info = f"{name}-{version}.dist-info"
-    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    kind = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    file = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(file, "w") as wheel:
-        wheel.writestr(f"{name}.py", f"version = '{version}'\n")
-        wheel.writestr(f"{info}/METADATA", about)
-        wheel.writestr(f"{info}/WHEEL", kind)
-        wheel.writestr(f"{info}/RECORD", "")
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    """Return the addresses of a PyTorch index, and of a PyPI with other versions."""
-    folder = tmp_path_factory.mktemp("index")
-    for name in ("torch", "torchvision"):
-        write_wheel(folder / "cpu", name, "9+cpu")
-        write_wheel(folder / "cu126", name, "8+cu126")
-        write_wheel(folder / "pypi", name, "9")
-    with serving(folder) as address:
-        yield address
+# Instead of python3, pip and uv: notes what it is told. With -c, all is well.
+FAKE = """#!/bin/sh
+[ "$1" != -c ] || exit 0
+echo "$@" >> "$TOLD"
+if [ "$2" = venv ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/pip; exit $STATUS; fi
+"""
 
 
 @pytest.fixture
-def make_venv(tmp_path, index):
-    """Return a function that runs make venv: (version of PyTorch, output)."""
+def make_venv(tmp_path):
+    """Return a function: make venv in a copy, its output, and what it told uv."""
     checkout, commands = tmp_path / "a clone, à côté", tmp_path / "bin"
     shutil.copytree(REPOSITORY / "common", checkout / "common")
     for file in ("Makefile", "install.sh"):
         shutil.copy(REPOSITORY / file, checkout)
-    for file in ("cinic_lab/requirements.txt", "docs/pages/requirements.txt"):
-        (checkout / file).parent.mkdir(parents=True)
-        (checkout / file).touch()
-    (checkout / "requirements.txt").write_text("torch\ntorchvision\n")
-    around = {"PATH": path_without_sbatch(commands), "PIP_CONFIG_FILE": os.devnull}
-    around |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-    around |= {"TORCH_INDEX": index, "PIP_INDEX_URL": f"{index}/pypi"}
+    for folder in ("", "cinic_lab", "docs/pages"):
+        (checkout / folder).mkdir(parents=True, exist_ok=True)
+        (checkout / folder / "requirements.txt").touch()
+    path = path_without_sbatch(commands)
+    for name in ("python3", "uv"):
+        (commands / name).unlink(missing_ok=True)
+        (commands / name).write_text(FAKE)
+        (commands / name).chmod(0o755)
 
-    def make(site="", **env):
+    def make(site="", status=0, **env):
         (checkout / "common/sites/venv.sh").write_text(site)
-        done = run(["make", "venv"], checkout, **around | env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        show = [
-            checkout / ".venv/bin/python",
-            "-c",
-            "import torch as t; print(t.version)",
-        ]
-        return run(show, tmp_path).stdout.strip(), done.stdout
+        told = tmp_path / "told"
+        told.write_text("")
+        env |= {"PATH": path, "TOLD": str(told), "STATUS": str(status)}
+        done = run(["make", "venv"], checkout, **env)
+        assert (done.returncode == 0) == (status == 0), done.stdout + done.stderr
+        return done.stdout + told.read_text()
 
     make.checkout, make.commands = checkout, commands
     return make
 
 
-def test_cpu_wheels_without_a_gpu_and_slurm(make_venv):
-    version, output = make_venv()
-    assert version == "9+cpu" and "PyTorch for CPUs" in output
-    # Nothing is installed again, but for another PyTorch.
-    version, output = make_venv(TORCH_INDEX="http://localhost:9")
-    assert version == "9+cpu" and "Nothing to be done" in output
-    assert make_venv(TORCH="cu126")[0] == "8+cu126"
+def index(output):
+    """Return the name of PyTorch's index that uv was told, if any."""
+    return re.findall(
+        r"torch torchvision --index-url https://download.pytorch.org/whl/(\w+)\n",
+        output,
+    )
+
+
+def test_it_installs_again_only_for_another_pytorch(make_venv):
+    output = make_venv()
+    assert index(output) == ["cpu"] and "No GPU and no Slurm here" in output
+    assert "--requirement=cinic_lab/requirements.txt" in output
+    assert "Nothing to be done" in make_venv()
+    output = make_venv(TORCH="cu126")
+    assert index(output) == ["cu126"]
+    assert "uninstall --yes torch torchvision" in output  # or pip would keep it
     (make_venv.checkout / "requirements.txt").touch()
-    assert make_venv()[0] == "8+cu126"
+    assert index(make_venv()) == ["cu126"]
 
 
-def test_other_wheels_with_a_gpu(make_venv):
-    assert make_venv("has_driver() { true; }")[0] == "9"
+@pytest.mark.parametrize(
+    "site, slurm, expected",
+    [
+        ("has_driver() { true; }", False, []),  # PyPI's, for NVIDIA's newest GPUs
+        ("", True, []),  # a login node, whose jobs have GPUs
+        ("TORCH=cu126", True, ["cu126"]),
+        ("exit 1", False, ["cpu"]),  # as a site's file without SBATCH_ACCOUNT
+    ],
+)
+def test_it_chooses_a_pytorch_for_the_machine(site, slurm, expected, make_venv):
+    if slurm:
+        (make_venv.commands / "sbatch").symlink_to("/bin/true")
+    assert index(make_venv(site)) == expected
 
 
-@pytest.mark.parametrize("site, version", [("", "9"), ("TORCH=cu126", "8+cu126")])
-def test_other_wheels_with_slurm(site, version, make_venv):
-    (make_venv.commands / "sbatch").symlink_to("/bin/true")
-    assert make_venv(site)[0] == version
+def test_a_failed_environment_leaves_nothing(make_venv):
+    """As on Ubuntu without python3-venv."""
+    make_venv(status=1)
+    assert not (make_venv.checkout / ".venv").exists()
 
 
-def test_a_site_that_needs_an_account(make_venv):
-    """Its file ends without one, which make venv does not need."""
-    assert make_venv(SLURM_CLUSTER_NAME="lumi", SBATCH_ACCOUNT="")[0] == "9+cpu"
-
-
-def test_the_command_of_the_container_is_in_the_makefile():
-    file = REPOSITORY / ".devcontainer/devcontainer.json"
-    typed = json.loads(file.read_text())["postCreateCommand"]
-    done = run(["bash", "-c", f"{typed} --dry-run"], REPOSITORY)
-    assert done.returncode == 0 and typed == "TORCH=cpu make venv", done.stderr
+def test_a_copy_without_symbolic_links(tmp_path):
+    """As with git's core.symlinks=false: install.sh is the first that runs."""
+    (tmp_path / "exercise8").mkdir()
+    (tmp_path / "exercise8/common").write_text("../common")
+    done = run(["bash", REPOSITORY / "install.sh", "python3"], tmp_path)
+    fails(done, "lost its symbolic links", "git config core.symlinks true")
+    assert not (tmp_path / ".venv").exists()
