@@ -1,10 +1,8 @@
 """cinic_lab/: its scripts as students run them, largest_batch.py, the notebook."""
 
-import gc
 import json
 import re
 import sys
-import weakref
 
 import conftest
 import pytest
@@ -96,53 +94,30 @@ def test_wandb_offline(exercise, sample, tmp_path):
     assert all(name.encode() in file.read_bytes() for name in CURVES)
 
 
-def look_for_largest(capacity, most=2**20):
-    """Return what largest_batch() finds if `capacity` fit, and what it tried."""
-    tried = []
+def test_the_largest_batch_is_found(capsys):
+    largest_batch = load("cinic_lab", "largest_batch").largest_batch
+    for capacity in (1, 2, 3, 37, 100, 128, 1000):
+        tried = []
 
-    def attempt(batch_size):
-        tried.append(batch_size)
-        if batch_size > capacity:  # any error may say so
-            raise RuntimeError("full\nat some place")
+        def attempt(batch_size, capacity=capacity, tried=tried):
+            tried.append(batch_size)
+            if batch_size > capacity:
+                raise RuntimeError("full\nat some place")
 
-    return load("cinic_lab", "largest_batch").largest_batch(attempt, most), tried
-
-
-def test_the_largest_batch(capsys):
-    for capacity in (1, 2, 3, 4, 37, 100, 127, 128, 1000, 4096):
-        found, tried = look_for_largest(capacity)
+        found = largest_batch(attempt, 2**20)
         assert found <= capacity < max(found + 1, 1.05 * found)
         assert min(tried) == 2 and len(set(tried)) == len(tried)
-    assert look_for_largest(1000, 11) == (11, [2, 4, 8, 11])
-    assert look_for_largest(20) == (20, [2, 4, 8, 16, 32, 24, 20, 22, 21])
-    assert capsys.readouterr().out.endswith(f"{21:7} full\n")
+        assert largest_batch(attempt, 11) == min(capacity, 11)
+    assert f"{2:7} full\n" in capsys.readouterr().out
 
 
-def test_a_batch_is_trained_and_one_that_fails_leaves_no_tensors(monkeypatch):
-    """Otherwise the next one would have less memory, and seem too large."""
-    largest_batch, cinic = (load("cinic_lab", n) for n in ("largest_batch", "cinic"))
-    alive, left, step = weakref.WeakSet(), [], cinic.train_step
-
-    def failing_step(model, batch, *args):
-        images, _ = batch
-        alive.update([model, model(images)])
-        if len(images) > 5:
-            raise torch.OutOfMemoryError("full")
-        return step(model, batch, *args)
-
-    def attempt(batch_size):
-        left.append(len(alive))
-        assert min(largest_batch.train(cinic, "resnet18", batch_size, CPU, None)) > 0
-
-    monkeypatch.setattr(cinic, "train_step", failing_step)
-    reset = "reset_peak_memory_stats"
+def test_a_batch_of_the_search_is_trained(monkeypatch):
+    names = "largest_batch", "cinic", "cinic_amp"
+    largest_batch, *scripts = (load("cinic_lab", name) for name in names)
+    reset = "reset_peak_memory_stats"  # the CPU has none
     monkeypatch.setattr(torch.cpu, reset, lambda device: None, raising=False)
-    gc.disable()
-    try:
-        assert largest_batch.largest_batch(attempt, 64) == 5
-    finally:
-        gc.enable()
-    assert left == [0] * 5  # before 2, 4, 8, 6, 5
+    for script, dtype in zip(scripts, (None, torch.bfloat16), strict=True):
+        assert min(largest_batch.train(script, "resnet18", 2, CPU, dtype)) > 0
 
 
 def test_the_notebook_has_the_model_and_the_functions_of_the_script():
@@ -150,12 +125,6 @@ def test_the_notebook_has_the_model_and_the_functions_of_the_script():
     equal = {*parts} & {"".join(cell["source"]) for cell in NOTEBOOK["cells"]}
     names = {re.match(r"(@.*\n)?\w+ (\w+)", part)[2] for part in equal}
     assert names == {"Classifier", "train_step", "evaluate"}
-
-
-def kinds_of_outputs(cell):
-    """Return what a cell shows: text, tables, pictures, but no progress bars."""
-    outputs = [o for o in cell.get("outputs", []) if o.get("name") != "stderr"]
-    return {(o["output_type"], *sorted(o.get("data", []))) for o in outputs}
 
 
 @pytest.mark.slow
@@ -167,8 +136,6 @@ def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
     assert done.returncode == 0, done.stderr
     cells = json.loads((exercise / "cinic.ipynb").read_text())["cells"]
     output = json.dumps([cell.get("outputs") for cell in cells])
-    kinds = [kinds_of_outputs(cell) for cell in cells]
-    assert kinds == [kinds_of_outputs(cell) for cell in NOTEBOOK["cells"]]
     assert "Acc@5" in output and "image/png" in output
     assert re.findall(r"Epoch (\d): Time", output) == ["1"]
     speeds = re.findall(r"(Classifier|DataParallel): \d+\.\d images/s", output)
@@ -186,11 +153,3 @@ def test_syncbatchnorm_needs_a_gpu(sample, tmp_path):
     process = Run(tmp_path, sample, script, *QUICK, ranks=2)
     assert 0 not in process.join()
     assert "SyncBatchNorm layers only work with GPU modules" in process.output()
-
-
-@pytest.mark.slow
-def test_the_command_in_the_answers_prints_their_flops():
-    answers = (REPOSITORY / "cinic_lab/ANSWERS.md").read_text()
-    (code,) = re.findall(r"python -c '(from get_parameters .*)'", answers)
-    done = run([sys.executable, "-c", code], REPOSITORY / "cifar100_demo")
-    assert f"{float(done.stdout) / 1e9:.3f} GFLOP per" in answers, done.stderr

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from common import data
 from common.device import get_device, get_ranks, pick_dtype
-from common.log import RunLog
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 NAME = "pytorch_dvc_cnn_pretrained"
@@ -48,45 +46,16 @@ def test_an_import_changes_nothing():
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-OWN = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler, TensorDataset
-
-from common.data import make_loader
-from common.device import get_device, get_ranks
-from common.errors import run
-
-
-def main():
-    rank, local_rank, world_size = get_ranks()
-    device = get_device(local_rank)
-    dist.init_process_group()
-    data = TensorDataset(torch.randn(64, 20))
-    model = DistributedDataParallel(torch.nn.Linear(20, 2).to(device))
-    for (inputs,) in make_loader(data, 8, device, sampler=DistributedSampler(data)):
-        model(inputs.to(device)).sum().backward()
-    print(f"rank {rank} of {world_size} is done\\n", end="")  # one write
-    dist.destroy_process_group()
-
-
-run(main)
-"""
-
-
-def test_a_students_own_script_works_elsewhere(tmp_path):
-    """By plain torchrun, and without RunLog."""
+def test_a_copy_works_elsewhere_by_plain_torchrun(tmp_path):
     shutil.copytree(REPOSITORY / "common", tmp_path / "common")
-    (tmp_path / "own.py").write_text(OWN)
+    for name in ("ddp.py", "dataset.py", "model.py"):
+        shutil.copy(REPOSITORY / "dp_ddp_intro" / name, tmp_path)
     launch = [Path(sys.executable).with_name("torchrun"), "--standalone"]
     launch.append("--local-addr=127.0.0.1")  # the machine may not know its name
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # Gloo warns of an unknown host name
-    done = run([*launch, "--nproc-per-node=2", "own.py"], tmp_path, **quiet)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    ends = "rank 0 of 2 is done\nrank 1 of 2 is done\n"
-    assert "".join(sorted(done.stdout.splitlines(True))) == ends
-    assert {file.name for file in tmp_path.iterdir()} == {"common", "own.py"}
+    small = "--layers=1", "--width=16", "--heads=2", "--length=16", "--sequences=64"
+    command = [*launch, "--nproc-per-node=2", "ddp.py", *small]
+    done = run(command, tmp_path, TORCH_CPP_LOG_LEVEL="ERROR")
+    assert done.returncode == 0 and "ddp on 2 x CPU core" in done.stdout, done.stderr
 
 
 def test_ranks_are_those_of_torchrun(monkeypatch):
@@ -101,23 +70,17 @@ def test_ranks_are_those_of_torchrun(monkeypatch):
     assert get_ranks() == (5, 1, 8)
 
 
-def test_get_device_picks_a_gpu(fake_gpus, monkeypatch):
-    module = fake_gpus(count=4)
-    assert get_device() == CUDA and get_device(3) == torch.device("cuda", 3)
-    assert module.chosen == [0, 3]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    with raises_user_error(r"8 processes, but 4 GPU.*--nproc-per-node=4"):
-        get_device(1)
-
-
-def test_ranks_share_gpus_only_if_asked_to(fake_gpus, monkeypatch):
+def test_every_rank_has_its_gpu_or_shares_one_if_asked_to(fake_gpus, monkeypatch):
     module = fake_gpus(count=2)
+    assert get_device() == CUDA and get_device(1) == torch.device("cuda", 1)
+    assert module.chosen == [0, 1]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    with raises_user_error("2 GPU on this node.*NCCL_MULTI_RANK_GPU_ENABLE=1"):
-        get_device(3)
+    words = "4 processes, but 2 GPU on this node.*--nproc-per-node=2"
+    with raises_user_error(f"{words}.*NCCL_MULTI_RANK_GPU_ENABLE=1"):
+        get_device(1)
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     assert [get_device(rank).index for rank in range(4)] == [0, 1, 0, 1]
-    assert module.chosen == [0, 1, 0, 1]
+    assert module.chosen == [0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -155,16 +118,6 @@ def of_exercise8(script):
     script.evaluate(model, loader, CUDA)
 
 
-def of_mnist(script):
-    log = RunLog(Namespace(batch_size=4), CPU, enabled=False)
-    script.test(on_gpu(script.Net), CUDA, batches(1, 28, 28), log)
-
-
-def of_cifar(script):
-    model = on_gpu(script.Classifier, "resnet18", 40, torch.bfloat16)
-    script.evaluate(model, batches(3, 32, 32), CUDA)
-
-
 def of_cinic(script):
     model = on_gpu(script.Classifier, "resnet18", torch.float16)
     loader = batches(3, 32, 32)
@@ -184,8 +137,6 @@ def of_intro(script):
     "forward, exercise, name",
     [
         (of_exercise8, "exercise8", NAME),
-        (of_mnist, "mnist_multigpu", "mnist_singlegpu"),
-        (of_cifar, "cifar100_demo", "train_cifar100"),
         (of_cinic, "cinic_lab", "cinic_amp"),
         (of_intro, "dp_ddp_intro", "single"),
     ],
@@ -205,20 +156,6 @@ def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
         with pytest.raises(RuntimeError, match="device"):
             torch.zeros(3, device=CUDA) + torch.zeros(3)
     data.per_channel.cache_clear()
-
-
-def test_a_run_works_on_other_kinds_of_gpu(tmp_path, fake_gpus, monkeypatch):
-    """Name and memory come from its own module."""
-    name, peak = lambda _: "Data Center GPU Max 1550", lambda _: 2e9
-    fake_gpus(kind="xpu", get_device_name=name, max_memory_allocated=peak)
-    monkeypatch.chdir(tmp_path)
-    args = Namespace(batch_size=8, epochs=3)
-    log = RunLog(args, torch.device("xpu", 0))
-    log.epoch(1, 8, 1.0)
-    log.write_result(accuracy=0)
-    result = json.loads(Path("logs/results.jsonl").read_text())
-    assert result["device"] == "Data Center GPU Max 1550"
-    assert result["peak_memory_gb"] == 2
 
 
 def results(exercise):

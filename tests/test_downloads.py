@@ -5,7 +5,6 @@ import io
 import pickle
 import tarfile
 import zipfile
-import zlib
 from itertools import product
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 from conftest import WITH_DATA, call, load, raises_user_error, serving
 from PIL import Image
+from torchvision.datasets import cifar
 from torchvision.models._api import Weights, WeightsEnum
 
 SETS = {exercise: load(exercise, "dataset") for exercise in WITH_DATA}
@@ -61,43 +61,30 @@ def test_vgg16_is_downloaded_and_checked(server, tmp_path, monkeypatch):
     assert names(tmp_path / "hub/checkpoints") == [name]
 
 
-def chunk(name, content):
-    """Return a chunk of a PNG file."""
-    crc = zlib.crc32(name + content).to_bytes(4, "big")
-    return len(content).to_bytes(4, "big") + name + content + crc
+def photo_archive(count):
+    """Return a zip like Microsoft's, of so many small photos of each animal.
 
-
-def photo_archive(cats=1505, dogs=1503, first=None):
-    """Return a zip like Microsoft's, of small photos, two of them corrupt.
-
-    first: the content of the first photo of each animal, if it is another one.
+    Other files are among them, and photo 666 is empty.
     """
     buffer, photo = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (8, 8)).save(photo, "JPEG")
     with zipfile.ZipFile(buffer, "w") as archive:
-        for folder, count in (("Cat", cats), ("Dog", dogs)):
+        for folder in ("Cat", "Dog"):
             archive.writestr(f"PetImages/{folder}/Thumbs.db", b"not a photo")
             for i in range(count):
                 body = b"" if i == 666 else photo.getvalue()
-                body = first if first and i == 0 else body
-                name, method = f"PetImages/{folder}/{i}.jpg", zipfile.ZIP_DEFLATED
-                archive.writestr(name, body, method)
+                archive.writestr(f"PetImages/{folder}/{i}.jpg", body)
     return buffer.getvalue()
 
 
 def test_dogs_vs_cats_is_downloaded_and_split(server, datadir):
     """Nobody publishes a checksum; what does not unpack whole is not kept."""
     served, address = server
-    url, whole = ("--url", f"{address}/photos.zip"), photo_archive()
+    url, whole = ("--url", f"{address}/photos.zip"), photo_archive(1505)
     folder = datadir / "dogs-vs-cats"
-    size = (20_000).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0])
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", b"")
     for other, reason in (
-        (b"<html>sorry</html>", "BadZipFile"),
-        (photo_archive(20), "only 20 photos of cats"),
         (whole[:-2000], "BadZipFile"),
-        (photo_archive(9, first=bomb), "DecompressionBombError"),
-        (photo_archive(9, first=bytes(20_000_000)), "Cat/0.jpg is too large"),
+        (photo_archive(20), "only 20 photos of cats"),
     ):
         (served / "photos.zip").write_bytes(other)
         line = f"cannot download .*photos.zip .*{reason}.*: try again, on a login"
@@ -108,60 +95,45 @@ def test_dogs_vs_cats_is_downloaded_and_split(server, datadir):
     call(DOWNLOADS["exercise8"], *url)
     kinds = product(SETS["exercise8"].SPLITS, ("cats", "dogs"))
     count = [len(names(folder / "train-2000" / s / kind)) for s, kind in kinds]
-    assert count == [1000, 1000, 500, 500, 4, 2]
+    assert count == [1000, 1000, 500, 500, 4, 4]
     assert names(folder) == ["test.pt", "train-2000", "train.pt", "validation.pt"]
     (served / "photos.zip").unlink()
     call(DOWNLOADS["exercise8"], *url)  # the photos are there already
 
 
-def cinic_archive():
-    """Return a tar.gz like Edinburgh's: an image of each class in each split."""
-    buffer, image = io.BytesIO(), io.BytesIO()
+@pytest.fixture
+def cinic(server, monkeypatch):
+    """Serve a tar.gz like Edinburgh's, an image of each class in each split.
+
+    Returns its address and its checksum.
+    """
+    served, address = server
+    file, image = served / "cinic.tar.gz", io.BytesIO()
     Image.new("RGB", (32, 32)).save(image, "PNG")
     folders = product(SETS["cinic_lab"].SPLITS, SETS["cinic_lab"].CLASSES)
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with tarfile.open(file, mode="w:gz") as archive:
         for split, name in folders:
             member = tarfile.TarInfo(f"./{split}/{name}/cifar10-1.png")
             member.size = len(image.getvalue())
             archive.addfile(member, io.BytesIO(image.getvalue()))
-    return buffer.getvalue()
+    return f"{address}/{file.name}", hashlib.md5(file.read_bytes()).hexdigest()
 
 
-def test_cinic_is_downloaded_and_prepared(server, datadir, monkeypatch):
-    served, address = server
-    (served / "cinic.tar.gz").write_bytes(body := cinic_archive())
-    url = "--url", f"{address}/cinic.tar.gz"
+def test_cinic_is_downloaded_and_prepared(cinic, datadir, monkeypatch):
+    url, md5 = cinic
+    module = DOWNLOADS["cinic_lab"]
     with raises_user_error("checksum is wrong"):  # it is not Edinburgh's
-        call(DOWNLOADS["cinic_lab"], *url)
-    assert "CINIC-10" not in names(datadir / "CINIC")
-    monkeypatch.setattr(DOWNLOADS["cinic_lab"], "MD5", hashlib.md5(body).hexdigest())
-    call(DOWNLOADS["cinic_lab"], *url)
+        call(module, "--url", url)
+    assert names(datadir / "CINIC") == []
+    monkeypatch.setattr(module, "MD5", md5)
+    call(module, "--url", url)
     files = ["CINIC-10", "test.pt", "train.pt", "valid.pt"]
     assert names(datadir / "CINIC") == files
     monkeypatch.setenv("DATADIR", str(datadir / "mine"))
-    call(DOWNLOADS["cinic_lab"], "--from", datadir / "CINIC/CINIC-10")
+    call(module, "--from", datadir / "CINIC/CINIC-10")
     assert names(datadir / "mine/CINIC") == files[1:]
     sets = SETS["cinic_lab"].cinic()
     assert [part.labels.tolist() for part in sets] == [[*range(10)]] * 3
-
-
-def test_two_downloads_at_once(server, datadir, monkeypatch):
-    """The second begins and ends while the first one unpacks."""
-    served, address = server
-    (served / "cinic.tar.gz").write_bytes(body := cinic_archive())
-    module, own = DOWNLOADS["cinic_lab"], DOWNLOADS["cinic_lab"].unpack
-    monkeypatch.setattr(module, "MD5", hashlib.md5(body).hexdigest())
-
-    def unpack(archive, folder):
-        monkeypatch.setattr(module, "unpack", own)
-        call(module, "--url", f"{address}/cinic.tar.gz")
-        own(archive, folder)
-
-    monkeypatch.setattr(module, "unpack", unpack)
-    call(module, "--url", f"{address}/cinic.tar.gz")
-    files = ["CINIC-10", "test.pt", "train.pt", "valid.pt"]
-    assert names(datadir / "CINIC") == files
-    assert len(SETS["cinic_lab"].cinic()[0]) == 10
 
 
 @pytest.mark.parametrize("exercise", WITH_DATA)
@@ -192,8 +164,6 @@ def test_mnist_is_taken_from_a_folder(datadir, tmp_path):
 
 
 def test_cifar_is_taken_from_a_folder(datadir, tmp_path, monkeypatch):
-    from torchvision.datasets import CIFAR100
-
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     data = np.arange(2 * 3072).reshape(2, 3072).astype(np.uint8)
@@ -202,10 +172,8 @@ def test_cifar_is_taken_from_a_folder(datadir, tmp_path, monkeypatch):
         split = {"data": data, "fine_labels": [0, 99]}
         (folder / name).write_bytes(pickle.dumps(split))
     (folder / "meta").write_bytes(pickle.dumps(labels))
-    md5 = {f.name: hashlib.md5(f.read_bytes()).hexdigest() for f in folder.iterdir()}
-    monkeypatch.setattr(CIFAR100, "train_list", [["train", md5["train"]]])
-    monkeypatch.setattr(CIFAR100, "test_list", [["test", md5["test"]]])
-    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": md5["meta"]})
+    # These files are not Toronto's, of which torchvision knows the checksums.
+    monkeypatch.setattr(cifar, "check_integrity", lambda *file: True)
     call(DOWNLOADS["cifar100_demo"], "--from", tmp_path)
     assert names(datadir / "CIFAR-100") == ["test.pt", "train.pt"]
     train, test = SETS["cifar100_demo"].cifar100()

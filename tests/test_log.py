@@ -101,11 +101,16 @@ def test_a_torn_line_takes_no_other_with_it(folder):
 
 
 def test_ranks_that_share_a_gpu_are_said(fake_gpus, monkeypatch, capsys):
+    """Of any kind: its name and its memory come from PyTorch's module for it."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    fake_gpus(2, get_device_name=lambda _: "H200", max_memory_allocated=lambda _: 1)
-    log = RunLog(ARGS, torch.device("cuda", 0), gpus=4)
-    lines = "script on 4 x H200\nIts ranks share 2 GPU: compare no times\n"
-    assert capsys.readouterr().out.startswith(lines)
+    name, peak = lambda _: "Data Center GPU Max 1550", lambda _: 2e9
+    fake_gpus(2, "xpu", get_device_name=name, max_memory_allocated=peak)
+    log = RunLog(ARGS, torch.device("xpu", 0), gpus=4)
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first == "script on 4 x Data Center GPU Max 1550"
+    assert second == "Its ranks share 2 GPU: compare no times"
     log.epoch(1, 100, 4)
     log.write_result(accuracy=0)
-    assert read_results()[0]["gpus_shared"] == 2
+    (result,) = read_results()
+    assert result["device"] == "Data Center GPU Max 1550"
+    assert (result["gpus_shared"], result["peak_memory_gb"]) == (2, 2)
