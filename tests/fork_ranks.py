@@ -10,6 +10,7 @@ import random
 import runpy
 import socket
 import sys
+import time
 from collections import deque
 from multiprocessing import forkserver, get_context, set_start_method
 from pathlib import Path
@@ -127,10 +128,24 @@ class Run:
             process.kill()  # SIGKILL
         return self.join()
 
-    def join(self):
+    def join(self, limit=300):
+        """Return the exit statuses, None for a rank that had to be killed.
+
+        limit: in seconds. When a rank fails, the others may wait for it for ever, so
+        they are killed after 30 s.
+        """
+        end = time.monotonic() + limit
+        while any(process.is_alive() for process in self.processes):
+            if any(process.exitcode for process in self.processes):
+                end = min(end, time.monotonic() + 30)
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        statuses = [process.exitcode for process in self.processes]
         for process in self.processes:
-            process.join(300)
-        return [process.exitcode for process in self.processes]
+            process.kill()
+            process.join()
+        return statuses
 
     def results(self):
         """Wait for its end; return the content of each RANK.pt."""
