@@ -3,7 +3,8 @@ unexport CDPATH # else cd prints where it goes
 PYTHON ?= python3
 # More workers than CPUs, since tests often wait.
 WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 3 / 2)
-.PHONY: help demo test test-all test-slow test-checkup test-gpu lint bench pages rehearse venv venv-tensorflow venv-frameworks
+.PHONY: help demo test test-all test-slow test-weekly test-tensorflow test-checkup test-gpu lint \
+	bench pages rehearse venv venv-tensorflow venv-frameworks
 
 help: # print this list
 	@grep '^[a-z-]*:.*#' Makefile | sed 's/:.*# /\t/' | expand -t 18
@@ -14,11 +15,16 @@ demo: venv # exercise 8 on one GPU and on two (CPU cores stand in for missing GP
 test: lint # run each script as users do, and compare DDP with one process
 	.venv/bin/python -m pytest -n $(WORKERS)
 
-test-all: test test-slow test-checkup # plus slow tests, TensorFlow and, as root, a real Slurm
+test-all: test test-slow test-tensorflow test-weekly test-checkup # plus slow tests and, as root, a real Slurm
 
-test-slow: venv venv-tensorflow
-	.venv/bin/python -m pytest -m 'cluster or slow' -n $(WORKERS) --durations=25
+test-slow: venv
+	.venv/bin/python -m pytest -m 'cluster or slow' -n $(WORKERS)
+
+test-tensorflow: venv-tensorflow
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
+
+test-weekly: venv venv-tensorflow # type every page's commands, as a reader does
+	.venv/bin/python -m pytest -m weekly -n $(WORKERS)
 
 test-checkup: venv venv-frameworks # test the checkup by itself
 	$(MAKE) -C checkup test-all PYTHON=../.venv/bin/python
