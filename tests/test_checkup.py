@@ -28,38 +28,26 @@ def failed(states):
     return {n for n, state in states.items() if state in ("error", "warning")}
 
 
-def test_quoted_report(tmp_path):
+def test_the_report_that_the_clinic_quotes(tmp_path):
+    """Without the sampler all ranks train on the same samples; all else is well."""
     exercise = copy_exercise("dp_ddp_intro", tmp_path)
-    _, output, _ = checkup(exercise, "ddp_unfinished.py", *INTRO.split())
+    words = "ddp_unfinished.py", *INTRO.split()
+    states, output, status = checkup(exercise, *words)
+    assert status == 1 and failed(states) == {"coverage"}, output
     rows = re.findall("  error +coverage .*\n.*\n", output)[0].splitlines()
     readme = (REPOSITORY / "clinic/README.md").read_text()
     assert all(row.strip() in readme for row in rows), rows
 
 
 @pytest.mark.parametrize(
-    "single, state",
-    [("single.py --batch-size 8", "ok"), slow("single.py --lr 0.1", "error")],
-)
-def test_losses_against_those_of_one_gpu(single, state, tmp_path):
-    exercise = copy_exercise("dp_ddp_intro", tmp_path)
-    words = ["--reference", single, "--tolerance", 0.02, "ddp.py", "--batch-size=4"]
-    _, output, status = checkup(exercise, *words, *INTRO.split())
-    assert status == (state == "error"), output
-    row = f"  {state} +reference .*(at most|by up to) .* of its first loss"
-    assert re.search(row, output), output
-
-
-@pytest.mark.parametrize(
-    "script, status",
+    "script",
     [
-        ("cinic_lab/cinic_ddp.py", 0),
-        slow("dp_ddp_intro/ddp.py", 0),
-        slow("dp_ddp_intro/ddp_unfinished.py", 1),
-        slow("exercise8/solutions/strong_scaling.py", 0),
+        "cinic_lab/cinic_ddp.py",
+        slow("dp_ddp_intro/ddp.py"),
+        slow("exercise8/solutions/strong_scaling.py"),
     ],
 )
-def test_the_command_of_a_lesson_grades_a_script(script, status, sample, tmp_path):
-    """The solution passes, and the unchanged copy does not."""
+def test_the_command_of_a_lesson_passes_its_solution(script, sample, tmp_path):
     lesson = script.split("/")[0]
     exercise = copy_exercise(lesson, tmp_path)
     if lesson == "exercise8":  # as many photos as its reader has
@@ -71,6 +59,5 @@ def test_the_command_of_a_lesson_grades_a_script(script, status, sample, tmp_pat
     if lesson == "cinic_lab":  # its sample is a tenth, too
         command += " --batch-size 24"
     done = run(["bash", "-c", command], exercise, sample)
-    assert done.returncode == status, done.stdout + done.stderr
-    row = "ok" if status == 0 else "error"
-    assert lesson == "cinic_lab" or re.search(f"{row} +reference ", done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lesson == "cinic_lab" or re.search("ok +reference ", done.stdout)

@@ -22,7 +22,7 @@ eval-coverage,own-number unused-parameters shards clipping collectives"""
     ],
 )
 def test_patients(number, checks, tmp_path):
-    """Each patient fails the checks of its bug; its solution fails none."""
+    """Every patient fails the checks of its bug; its solution fails none."""
     clinic, per_node = REPOSITORY / "clinic", 2
     script = clinic / f"patient{number}.py"
     if number == 5:  # its bug shows on two nodes only
@@ -92,15 +92,3 @@ def test_flight_recorder_runs_no_code_and_names_mistakes(tmp_path):
         done, "not a trace (UnpicklingError: it would import posix.system); delete"
     )
     assert not (clinic / "ran").exists()
-    sizes = [25, 3]
-    for _ in range(99):  # 2^99 numbers, if all were printed
-        sizes = [sizes, sizes]
-    entry = {"retired": False, "collective_seq_id": 7, "frames": []}
-    entry |= {"profiling_name": "gloo:all_reduce", "input_sizes": sizes}
-    file.write_bytes(pickle.dumps({"entries": [entry]}))
-    done = run(command, clinic, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("rank_0: 7 gloo:all_reduce [[[[")
-    assert len(done.stdout) < 1000
-    file.write_bytes(pickle.dumps({"entries": [entry | {"profiling_name": sizes}]}))
-    fails(run(command, clinic, timeout=60), "rank_0 is not a trace (TypeError: ")

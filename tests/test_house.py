@@ -3,7 +3,6 @@
 import re
 import subprocess
 from graphlib import TopologicalSorter
-from xml.etree import ElementTree
 
 import pytest
 from conftest import EXERCISES, REPOSITORY, WITH_DATA
@@ -56,18 +55,6 @@ def test_a_lesson_has_its_files(exercise):
         if "# DDP: " in script.read_text():
             names = re.findall(r"^from common\.(\w+)", script.read_text(), re.M)
             assert {*names} <= {*TRAINING}, script
-
-
-def test_a_drawn_picture_is_legible_light_and_dark_and_stands_alone():
-    for picture in (file for file in FILES if file.match("*/img/*.svg")):
-        text, root = picture.read_text(), ElementTree.parse(picture).getroot()
-        names = [re.sub("{.*}", "", part.tag) for part in root[:3]]
-        assert names == ["title", "desc", "style"], picture
-        assert root.get("viewBox").split()[2] == "830", picture  # pixels of a README
-        sizes = [float(n) for n in re.findall(r"font(?:-size)?: ([\d.]+)px", text)]
-        assert min(sizes) >= 12 and "prefers-color-scheme: dark" in text, picture
-        assert not re.search(r'<script|<image|href="[^#]|url|@import', text), picture
-        assert max(map(len, text.splitlines())) <= 110, picture
 
 
 def test_no_file_names_a_persons_folder():
