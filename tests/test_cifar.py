@@ -101,13 +101,6 @@ def test_a_report_comes_every_tenth_of_an_epoch_or_sooner():
     assert [report_interval(steps) for steps in (1, 25, 2005)] == [1, 3, 100]
 
 
-def test_data_parallel_without_a_profile(exercise, sample):
-    command = ["bash", "run_data_parallel_cifar100.sh", *QUICK, "--epochs", "2"]
-    done = run([*command, "--steps", "2", "--no-profile"], exercise, sample)
-    check_run(done, exercise, 1, 2)
-    assert not (exercise / "logs/profiler").exists()
-
-
 def test_images_are_resized_on_the_device_as_torchvision_does(sample, monkeypatch):
     module = load("cifar100_demo", "train_cifar100")
     monkeypatch.setenv("DATADIR", str(sample))
@@ -175,22 +168,19 @@ def test_plot_of_the_last_step_in_a_gpus_trace(tmp_path):
     assert (tmp_path / "trace.png").stat().st_size > 10_000
 
 
-def test_plots_skip_incomplete_lines(tmp_path, monkeypatch):
-    """As of a job that was cancelled, and of another job."""
+def test_plots_skip_incomplete_lines_and_other_jobs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     file = tmp_path / "logs/utilisation-7.csv"
     text = "time, index, utilization.gpu [%]\n10.5, 0, 50 %\n12.5, 0, 70 %\n13"
     file.write_text(text)
-    run = {"script": "mine", "epoch_ends": [11, 12], "slurm_job": "7"}
-    lines = [json.dumps(line) for line in (run, run | {"slurm_job": "8"})]
+    mine = {"script": "mine", "epoch_ends": [11, 12], "slurm_job": "7"}
+    lines = [json.dumps(line) for line in (mine, mine | {"slurm_job": "8"})]
     (tmp_path / "logs/results.jsonl").write_text("\n".join(lines))
     plot_utilisation = load("cifar100_demo", "plot_utilisation")
     samples = plot_utilisation.read_samples(file)
     assert samples == {"utilisation in %": {"GPU 0": [(10.5, 50), (12.5, 70)]}}
     assert plot_utilisation.read_runs("7", 10.5, 14.5) == [("mine", [11, 12])]
-    call(plot_utilisation)
-    assert (tmp_path / "logs/utilisation.png").stat().st_size > 10_000
 
 
 def test_the_monitor_asks_for_the_gpus_of_its_job(monkeypatch):

@@ -4,22 +4,17 @@ import json
 import re
 import shutil
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
-    QUICK,
-    REPOSITORY,
-    copy_checkout,
-    load,
-    raises_user_error,
-    run,
-)
+from conftest import QUICK, REPOSITORY, copy_checkout, load, raises_user_error, run
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from common import data
 from common.device import get_device, get_ranks, pick_dtype
+from common.errors import positive
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 NAME = "pytorch_dvc_cnn_pretrained"
@@ -94,9 +89,19 @@ def test_every_rank_has_its_gpu_or_shares_one_if_asked_to(fake_gpus, monkeypatch
     ],
 )
 def test_pick_dtype_fits_the_device(device, native, chosen, fake_gpus, monkeypatch):
-    fake_gpus(is_bf16_supported=lambda including_emulation: native)
+
+    def is_bf16_supported(including_emulation=True):
+        return native or including_emulation
+
+    fake_gpus(is_bf16_supported=is_bf16_supported)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: native, raising=False)
     assert pick_dtype(device) == chosen and pick_dtype(device, "fp32") is None
+
+
+def test_a_number_of_epochs_is_positive():
+    assert positive("1") == 1
+    with pytest.raises(ArgumentTypeError, match="use 1 or more"):
+        positive("0")
 
 
 def on_gpu(make, *args):
@@ -110,7 +115,8 @@ def batches(*shape, dtype=torch.long):
     return [(torch.zeros(4, *shape, dtype=torch.uint8), torch.zeros(4, dtype=dtype))]
 
 
-def of_exercise8(script):
+def exercise8():
+    script = load("exercise8", NAME)
     model = on_gpu(script.Classifier, "tinyvgg", "none")
     loader = batches(3, 150, 150, dtype=torch.float)
     images = script.normalise(loader[0][0].to(CUDA), script.MEAN, script.STD)
@@ -118,14 +124,16 @@ def of_exercise8(script):
     script.evaluate(model, loader, CUDA)
 
 
-def of_cinic(script):
+def cinic():
+    script = load("cinic_lab", "cinic_amp")
     model = on_gpu(script.Classifier, "resnet18", torch.float16)
     loader = batches(3, 32, 32)
     model(script.crop_and_flip(loader[0][0].to(CUDA)))
     script.evaluate(model, loader, CUDA)
 
 
-def of_intro(script):
+def intro():
+    script = load("dp_ddp_intro", "single")
     model = on_gpu(script.Transformer, 2, 16, 2, 8)
     tokens = torch.zeros(4, 8, dtype=torch.long).to(CUDA)
     output = model(tokens).flatten(0, 1)
@@ -133,16 +141,9 @@ def of_intro(script):
     script.batch_sums(loss, output.argmax(dim=1) == tokens.flatten())
 
 
-@pytest.mark.parametrize(
-    "forward, exercise, name",
-    [
-        (of_exercise8, "exercise8", NAME),
-        (of_cinic, "cinic_lab", "cinic_amp"),
-        (of_intro, "dp_ddp_intro", "single"),
-    ],
-)
+@pytest.mark.parametrize("forward_pass", [exercise8, cinic, intro])
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
+def test_a_forward_pass_stays_on_the_gpu(forward_pass, monkeypatch):
     """A fake GPU: a tensor on another device raises, as on a real one."""
 
     def tolist(sums):
@@ -152,9 +153,7 @@ def test_a_forward_pass_stays_on_the_gpu(forward, exercise, name, monkeypatch):
     monkeypatch.setattr(FakeTensor, "tolist", tolist)
     data.per_channel.cache_clear()  # it keeps tensors for the next call
     with FakeTensorMode():
-        forward(load(exercise, name))
-        with pytest.raises(RuntimeError, match="device"):
-            torch.zeros(3, device=CUDA) + torch.zeros(3)
+        forward_pass()
     data.per_channel.cache_clear()
 
 
