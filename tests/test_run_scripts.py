@@ -95,7 +95,7 @@ def test_a_virtual_environment_adds_to_modules_and_containers(site, tmp_path):
 
 
 def test_a_python_without_pytorch_is_an_error(tmp_path):
-    common = copy_common(tmp_path, f"PYTHON=({sys.executable} -S)")
+    common = copy_common(tmp_path, f"PYTHON=('{sys.executable}' -S)")
     fails(source(common, SITE="own"), "no torch for", "make venv", "sites/own.sh")
     other = source(common, SITE="own", FRAMEWORK="tensorflow")
     fails(other, "no tensorflow for", "make venv-tensorflow")
@@ -103,7 +103,7 @@ def test_a_python_without_pytorch_is_an_error(tmp_path):
 
 def test_python_is_a_function_only_in_a_shell(tmp_path):
     """A script that starts a function would not get the process id."""
-    common = copy_common(tmp_path, f"PYTHON=({sys.executable} -X dev)")
+    common = copy_common(tmp_path, f"PYTHON=('{sys.executable}' -X dev)")
     show = 'python -c "import sys; print(sys.flags.dev_mode)"; type -t python'
     interactive = source(common, show, shell=["--norc", "-i"], SITE="own")
     assert interactive.stdout == "True\nfunction\n"
@@ -123,7 +123,7 @@ TYPED = {  # and what the run script gets: GPUS, NODES, arguments
 
 def test_without_slurm_sbatch_is_a_function_that_runs_the_script(tmp_path):
     """Also in a strict shell."""
-    common = copy_common(tmp_path, f"PYTHON=({sys.executable})")
+    common = copy_common(tmp_path, f"PYTHON=('{sys.executable}')")
     (tmp_path / "job.sh").write_text(JOB)
     show = "set +e; type -t sbatch\n"
     show += "".join(f"{typed}; echo ' '$?\n" for typed in TYPED)
@@ -147,8 +147,8 @@ def test_slurms_own_sbatch_is_kept(tmp_path):
     assert source(tmp_path, "type -t sbatch", **env).stdout == "file\n"
 
 
-def test_another_shell_than_bash(tmp_path):
-    done = run(["sh", "-c", f". {REPOSITORY}/common/env.sh; echo $?"], tmp_path)
+def test_another_shell_than_bash_is_an_error():
+    done = run(["sh", "-c", ". common/env.sh; echo $?"], REPOSITORY)
     if "bash" not in os.path.realpath("/bin/sh"):
         assert done.stdout == "2\n" and "run `bash` first" in done.stderr
 
@@ -272,10 +272,11 @@ def test_each_run_script_starts_the_right_processes(
     script, gpus, tmp_path, monkeypatch
 ):
     """The typed script, once per node, on the right GPUs, with small options."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    launches = launch(
-        script, tmp_path, **{"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-    )
+    if gpus:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    else:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    launches = launch(script, tmp_path)
     arguments, _, parent = launches[0]
     seen = [visible for _, visible, _ in launches]
     small = "".join(file.read_text() for file in script.parent.glob("small.txt"))
@@ -299,7 +300,7 @@ def test_each_run_script_starts_the_right_processes(
         assert seen == [gpus or ("0,1" if asked == "2" else None)]
 
 
-def test_each_node_gets_gpus_of_its_own(tmp_path):
+def test_every_node_gets_gpus_of_its_own(tmp_path):
     script, gpus = REPOSITORY / "exercise8/run-2nodes.sh", "5,6,7,8"
     first, second = launch(script, tmp_path, GPUS="2", CUDA_VISIBLE_DEVICES=gpus)
     assert (first[1], second[1]) == ("5,6", "7,8")
@@ -308,7 +309,7 @@ def test_each_node_gets_gpus_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     "asked", [{"SLURM_CPUS_PER_TASK": "14"}, {"SLURM_CPUS_PER_GPU": "7"}], ids=str
 )
-def test_each_node_gets_all_the_cpus_of_the_job(asked, tmp_path):
+def test_every_node_gets_all_the_cpus_of_the_job(asked, tmp_path):
     """Otherwise srun binds a node's processes to one CPU."""
     exercise = shows("exercise8", tmp_path)
     (tmp_path / "bin").mkdir()
