@@ -3,8 +3,6 @@
 import json
 import os
 import re
-from itertools import pairwise
-from statistics import median
 
 import pytest
 import torch
@@ -62,13 +60,12 @@ def test_one_gpu_with_its_profile_monitor_and_plots(exercise, sample, monkeypatc
     table = done.stdout[done.stdout.index("Self CPU %") :].splitlines()
     assert "aten::convolution_backward" in table[2]
     assert "All-reduces" not in done.stdout
-    # Monitor: a sample per second; it ends with the job.
+    # The monitor samples all of the job, and ends with it.
     plot_utilisation = load("cifar100_demo", "plot_utilisation")
     (file,) = exercise.glob("logs/utilisation-*.csv")
     (devices,) = plot_utilisation.read_samples(file).values()
     times, used = zip(*devices["CPU"], strict=True)
     assert times[-1] - times[0] > result["training_seconds"] / 2
-    assert 0.9 < median(b - a for a, b in pairwise(times)) < 2
     assert 100 >= max(used) > 50 / len(os.sched_getaffinity(0))  # one core of them
     assert not processes_in(exercise)
     monkeypatch.chdir(exercise)
@@ -126,40 +123,31 @@ def test_parameters_and_flops_match_torchvision():
         assert 2.9 < counts["training"] / counts["forward"] < 3
 
 
-def gpu_trace():
-    """Return a trace as torch.profiler writes it on a GPU that lags behind."""
-    main, backward = (7, 7), (7, 9)  # process and thread
-    compute, exchange = (0, 7), (0, 20)  # GPU and stream
-    rows = [  # name, start and duration in ms, location, category
-        ("ProfilerStep#6", -20, 20, main, "user_annotation"),
-        ("ProfilerStep#7", 0, 20, main, "user_annotation"),
-        ("ProfilerStep#7", 2, 38, compute, "gpu_user_annotation"),
-        ("autograd::engine::evaluate_function: X", 4, 8, backward, "cpu_op"),
-        ("Optimizer.step#SGD.step", 14, 4, main, "user_annotation"),
-        ("cudnn::implicit_gemm", 3, 7, compute, "kernel"),
-        ("multi_tensor_apply<FusedSgd>", 33, 4, compute, "kernel"),
-        ("ncclDevKernel_AllReduce_Sum", 24, 9, exchange, "kernel"),
-    ]
-    events = []
-    for name, start, duration, (pid, tid), category in rows:
-        times = {"ts": 1e6 + 1e3 * start, "dur": 1e3 * duration}
-        event = {"name": name, "cat": category, "pid": pid, "tid": tid}
-        events.append(event | times)
-    return {"traceEvents": events}
-
-
 def test_plot_of_the_last_step_in_a_gpus_trace(tmp_path):
+    """The GPU lags behind. Threads have a process, streams a GPU."""
     plot_trace = load("cifar100_demo", "plot_trace")
     file = tmp_path / "trace.json"
     with raises_user_error(f"no {file}; run `bash run_single_cifar.sh` or"):
         call(plot_trace, file)
-    file.write_text(json.dumps(gpu_trace()))
+    columns = "name", "ts", "dur", "cat", "pid", "tid"  # times in microseconds
+    rows = [
+        ("ProfilerStep#6", 80_000, 20_000, "user_annotation", 7, 7),
+        ("ProfilerStep#7", 100_000, 20_000, "user_annotation", 7, 7),
+        ("ProfilerStep#7", 102_000, 38_000, "gpu_user_annotation", 0, 7),
+        ("autograd::engine::evaluate_function: X", 104_000, 8000, "cpu_op", 7, 9),
+        ("Optimizer.step#SGD.step", 114_000, 4000, "user_annotation", 7, 7),
+        ("cudnn::implicit_gemm", 103_000, 7000, "kernel", 0, 7),
+        ("multi_tensor_apply<FusedSgd>", 133_000, 4000, "kernel", 0, 7),
+        ("ncclDevKernel_AllReduce_Sum", 124_000, 9000, "kernel", 0, 20),
+    ]
+    events = [dict(zip(columns, row, strict=True)) for row in rows]
+    file.write_text(json.dumps({"traceEvents": events}))
     bands = plot_trace.read_step(file)
     names = {plot_trace.name_band(band, bands[band]): band for band in bands}
     streams = "GPU 0, stream 7", "GPU 0, stream 20"  # 7 is also the main thread's
     assert set(names) == {"main thread", "backward thread", *streams}
-    backward = ("autograd::engine::evaluate_function: X", 4, 8)  # ms from its start
-    assert bands[names["backward thread"]] == [backward]
+    ((_, *times),) = bands[names["backward thread"]]
+    assert times == [4, 8]  # start and duration in ms
     kinds = [plot_trace.find_kind(n) for s in streams for n, *_ in bands[names[s]]]
     assert kinds == ["convolution", "optimizer", "communication"]
     phases = plot_trace.find_phases(bands)

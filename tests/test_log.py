@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_run_writes_its_result(monkeypatch, capsys):
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     model = torch.nn.Linear(3, 4)
     model.bias.requires_grad_(False)
-    log = RunLog(ARGS, CPU, model, gpus=2)
+    begin, log = time.time(), RunLog(ARGS, CPU, model, gpus=2)
     # The first epoch fills caches; the last one is of fine-tuning, on other images.
     for epoch, seconds in enumerate([50, 2, 7, 3, 1000], start=1):
         images = 100 if epoch <= ARGS.epochs else 30
@@ -56,7 +57,7 @@ def test_a_run_writes_its_result(monkeypatch, capsys):
     assert {key: result[key] for key in expected} == expected
     assert 0.05 < result["peak_memory_gb"] < 100 and result["cpu"].strip()
     ends = result["epoch_ends"]
-    assert len(ends) == 5 and ends == sorted(ends)
+    assert len(ends) == 5 and begin < ends[0] and ends == sorted(ends)
     first, second, third, *_, last, end = capsys.readouterr().out.splitlines()
     assert [first, second, third, last, end] == [
         "script on 2 x CPU core",
