@@ -75,7 +75,7 @@ def test_one_gpu_with_its_profile_monitor_and_plots(exercise, sample, monkeypatc
     assert {"trace.png", "data.png"} <= {*os.listdir("logs")}
 
 
-def test_ddp_writes_a_trace_for_each_rank_and_prints_all_reduces(exercise, sample):
+def test_ddp_writes_a_trace_for_every_rank_and_prints_all_reduces(exercise, sample):
     command = ["bash", "run_ddp_cifar100.sh", *QUICK, "--epochs", "2", "--amp"]
     done = run([*command, "--steps", "9"], exercise, sample)
     check_run(done, exercise, 2, 9)

@@ -4,10 +4,9 @@ import json
 import re
 import sys
 
-import conftest
 import pytest
 import torch
-from conftest import REPOSITORY, copy_exercise, load, raises_user_error, run
+from conftest import REPOSITORY, call, copy_exercise, load, raises_user_error, run
 from fork_ranks import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -50,7 +49,9 @@ def check(output, exercise, processes, steps):
         ("run-2gpus.sh", "cinic_ddp.py", 2),
     ],
 )
-def test_a_run(launch, script, processes, exercise, sample):
+def test_every_script_leaves_its_weights(
+    launch, script, processes, exercise, sample
+):
     done = run(["bash", launch, script, *QUICK], exercise, sample)
     assert done.returncode == 0, done.stderr
     check(done.stdout + done.stderr, exercise, processes, 5 if processes == 1 else 3)
@@ -68,7 +69,7 @@ def test_float16_has_a_scaler(exercise, sample):
     assert "Autocast dtype: torch.float16\n" in process.output()
 
 
-def test_tensorboard(exercise, sample):
+def test_tensorboard_has_the_curves_that_are_printed(exercise, sample):
     process = Run(exercise, sample, "cinic_lab/cinic_tensorboard.py", *QUICK)
     assert process.join() == [0], process.output()
     check(process.output(), exercise, 1, 5)
@@ -85,7 +86,7 @@ def test_tensorboard(exercise, sample):
     assert values == pytest.approx([*map(float, shown)], abs=0.01)
 
 
-def test_wandb_offline(exercise, sample, tmp_path):
+def test_wandb_has_the_curves_offline(exercise, sample, tmp_path):
     env = {"HOME": str(tmp_path), "WANDB_MODE": "offline"}
     done = run(["bash", "run.sh", "cinic_wandb.py", *QUICK], exercise, sample, **env)
     assert done.returncode == 0, done.stderr
@@ -94,21 +95,22 @@ def test_wandb_offline(exercise, sample, tmp_path):
     assert all(name.encode() in file.read_bytes() for name in CURVES)
 
 
-def test_the_largest_batch_is_found(capsys):
+@pytest.mark.parametrize("capacity", [1, 2, 3, 37, 100, 128, 1000])
+def test_the_largest_batch_is_found(capacity, capsys):
     largest_batch = load("cinic_lab", "largest_batch").largest_batch
-    for capacity in (1, 2, 3, 37, 100, 128, 1000):
-        tried = []
+    tried = []
 
-        def attempt(batch_size, capacity=capacity, tried=tried):
-            tried.append(batch_size)
-            if batch_size > capacity:
-                raise RuntimeError("full\nat some place")
+    def attempt(batch_size):
+        tried.append(batch_size)
+        if batch_size > capacity:
+            raise RuntimeError("full\nat some place")
 
-        found = largest_batch(attempt, 2**20)
-        assert found <= capacity < max(found + 1, 1.05 * found)
-        assert min(tried) == 2 and len(set(tried)) == len(tried)
-        assert largest_batch(attempt, 11) == min(capacity, 11)
-    assert f"{2:7} full\n" in capsys.readouterr().out
+    found = largest_batch(attempt, 2**20)
+    assert found <= capacity < max(found + 1, 1.05 * found)
+    assert min(tried) == 2 and len(set(tried)) == len(tried)
+    failed = [size for size in tried if size > capacity]
+    assert capsys.readouterr().out == "".join(f"{size:7} full\n" for size in failed)
+    assert largest_batch(attempt, 11) == min(capacity, 11)
 
 
 def test_a_batch_of_the_search_is_trained(monkeypatch):
@@ -142,9 +144,9 @@ def test_the_notebook_runs_from_top_to_bottom(exercise, sample):
     assert speeds == ["Classifier", "DataParallel"]  # part 4
 
 
-def test_mistakes():
+def test_the_search_needs_a_gpu():
     with raises_user_error("no GPU here"):
-        conftest.call(load("cinic_lab", "largest_batch"))
+        call(load("cinic_lab", "largest_batch"))
 
 
 def test_syncbatchnorm_needs_a_gpu(sample, tmp_path):

@@ -67,6 +67,7 @@ def test_ranks_are_those_of_torchrun(monkeypatch):
 
 def test_every_rank_has_its_gpu_or_shares_one_if_asked_to(fake_gpus, monkeypatch):
     module = fake_gpus(count=2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert get_device() == CUDA and get_device(1) == torch.device("cuda", 1)
     assert module.chosen == [0, 1]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
@@ -168,7 +169,9 @@ def results(exercise):
         ("run-2gpus.sh", f"{NAME}_multigpu", "2 CPU cores = 26"),
     ],
 )
-def test_each_script_runs_and_writes_a_line(launch, script, cores, exercise, sample):
+def test_every_script_runs_and_writes_a_line(
+    launch, script, cores, exercise, sample
+):
     """Batches of 13 leave a last batch of one image."""
     command = ["bash", launch, f"{script}.py", *QUICK, "--batch-size=13"]
     done = run(command, exercise, sample)

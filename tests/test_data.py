@@ -1,6 +1,7 @@
 """Data: batches, augmentation, prepared images, synthetic data."""
 
 import io
+import os
 import resource
 from collections import Counter
 from pathlib import Path
@@ -20,17 +21,10 @@ CPU = torch.device("cpu")
 SETS = {exercise: load(exercise, "dataset") for exercise in WITH_DATA}
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_yields_every_image_once_in_a_new_order(
-    workers, sample, monkeypatch
-):
+def test_a_loader_yields_every_image_once_in_a_new_order(sample, monkeypatch):
     monkeypatch.setenv("DATADIR", str(sample))
     train, *_ = SETS["exercise8"].dogs_vs_cats()
-    loader = make_loader(train, 12, CPU, shuffle=True, num_workers=workers)
+    loader = make_loader(train, 12, CPU, shuffle=True)
     first, second = ([images for images, _ in loader] for _ in range(2))
     assert [len(images) for images in first] == [12, 12, 12, 4]
     assert torch.cat(first).sum() == torch.cat(second).sum() == train.images.sum()
@@ -66,7 +60,7 @@ def test_images_are_normalised_as_published_and_as_torchvision_does():
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_augmentation_is_random_for_each_image_and_within_bounds():
+def test_augmentation_is_random_for_every_image_and_within_bounds():
     torch.manual_seed(0)
     y, x = torch.meshgrid(*[torch.linspace(-1, 1, 101)] * 2, indexing="ij")
     images = torch.stack([x, y, torch.ones_like(x)]).repeat(200, 1, 1, 1)
@@ -146,10 +140,10 @@ def prepare_and_load(source, target):
     return load_prepared("set", *SPLITS)
 
 
-def test_each_split_is_one_file_that_processes_share(source, target):
+def test_every_split_is_one_file_that_processes_share(source, target):
     (source / "train/a/Thumbs.db").write_bytes(b"not an image")
     sets = prepare_and_load(source, target)
-    assert names(target) == ["test.pt", "train.pt"]
+    assert sorted(os.listdir(target)) == ["test.pt", "train.pt"]
     for images, count, name in zip(sets, (30, 20), SPLITS, strict=True):
         assert images.images.shape == (count, 3, 8, 8)
         assert images.images[:, 0, 4, 4].tolist() == [*range(count)]
