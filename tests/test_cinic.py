@@ -49,9 +49,7 @@ def check(output, exercise, processes, steps):
         ("run-2gpus.sh", "cinic_ddp.py", 2),
     ],
 )
-def test_every_script_leaves_its_weights(
-    launch, script, processes, exercise, sample
-):
+def test_every_script_keeps_its_weights(launch, script, processes, exercise, sample):
     done = run(["bash", launch, script, *QUICK], exercise, sample)
     assert done.returncode == 0, done.stderr
     check(done.stdout + done.stderr, exercise, processes, 5 if processes == 1 else 3)

@@ -169,9 +169,7 @@ def results(exercise):
         ("run-2gpus.sh", f"{NAME}_multigpu", "2 CPU cores = 26"),
     ],
 )
-def test_every_script_runs_and_writes_a_line(
-    launch, script, cores, exercise, sample
-):
+def test_every_script_runs_and_adds_a_line(launch, script, cores, exercise, sample):
     """Batches of 13 leave a last batch of one image."""
     command = ["bash", launch, f"{script}.py", *QUICK, "--batch-size=13"]
     done = run(command, exercise, sample)
