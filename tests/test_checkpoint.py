@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import copy_exercise, raises_user_error
 from conftest import load as load_module
+from conftest import raises_user_error
 from fork_ranks import Run
 
 state = load_module("cinic_lab", "state")
@@ -36,17 +36,16 @@ def equal(a, b):
     return a == b
 
 
-def same(exercise, whole):
+def same(folder, whole):
     """Return whether the last checkpoint equals that of an uninterrupted run."""
-    return equal(load(exercise) | {"options": whole["options"]}, whole)
+    return equal(load(folder) | {"options": whole["options"]}, whole)
 
 
 def test_killed_and_resumed(sample, tmp_path):
-    exercise = copy_exercise("cinic_lab", tmp_path)
-    command = exercise, sample, "cinic_lab/cinic.py", *OPTIONS
+    command = tmp_path, sample, "cinic_lab/cinic.py", *OPTIONS
     run = Run(*command)
     assert run.join() == [0], run.output()
-    whole = load(exercise)
+    whole = load()
     killed = Run(*command)
     while "Epoch: [2][3/5]" not in killed.output():
         assert killed.alive(), killed.output()
@@ -55,7 +54,7 @@ def test_killed_and_resumed(sample, tmp_path):
     run = Run(*command, "--resume", FILE)
     assert run.join() == [0], run.output()
     assert "Epoch: [2][1/5]" in run.output() and "Epoch: [1]" not in run.output()
-    assert same(exercise, whole)
+    assert same(tmp_path, whole)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Run scripts, check.py and rehearsals under a real Slurm."""
+"""A real Slurm of two nodes: run scripts, classes, rehearsals, and requeued jobs."""
 
 import json
 import os
@@ -12,8 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import QUICK, REPOSITORY, copy_exercise, run
-from test_run_scripts import RUN_SCRIPTS, WORDS, shows
+from conftest import REPOSITORY, copy_exercise, fails, run
+from fork_ranks import Run
+from test_checkpoint import load, same
+from test_requeue import OPTIONS, SCRIPT, copy_that_sleeps
+from test_run_scripts import RUN_SCRIPTS, WORDS, copy_common, shows
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip")
 NO_SLURM = "no Slurm: docs/CLUSTER.md says how to install it"
@@ -22,7 +25,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Slurm"),
     pytest.mark.cluster,
 ]
-NAME = "pytorch_dvc_cnn_pretrained"
 # PyTorch takes seconds to import; torchrun alone makes the processes meet.
 WHO = """
 import os, socket, sys
@@ -73,20 +75,33 @@ def info(job):
     return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
 
 
-def finish(job, seconds=120):
-    """Wait for a job; return Slurm's fields and its output."""
-    deadline = time.monotonic() + seconds
-    while (state := info(job))["JobState"] in ("PENDING", "RUNNING", "COMPLETING"):
-        assert time.monotonic() < deadline, state
+def wait_until(holds, *args):
+    """Wait until a function returns something true; return that."""
+    deadline = time.monotonic() + 200
+    while not (found := holds(*args)):
+        assert time.monotonic() < deadline, (holds, args, [*map(info, args)])
         time.sleep(0.2)
-    files = dict.fromkeys([state["StdErr"], state["StdOut"]])  # usually one file
-    return state, "".join(Path(file).read_text() for file in files)
+    return found
 
 
-def ends_as(job, state, code, seconds=120):
+def ended(job):
+    """Return Slurm's fields of a job if it has ended."""
+    fields = info(job)
+    running = "PENDING", "RUNNING", "COMPLETING"
+    return fields if fields["JobState"] not in running else None
+
+
+def read_output(job):
+    fields = info(job)
+    files = dict.fromkeys([fields["StdErr"], fields["StdOut"]])  # usually one file
+    return "".join(Path(file).read_text() for file in files if Path(file).exists())
+
+
+def ends_as(job, state, code):
     """Return the output of a job, which must end in this state with this code."""
-    found, output = finish(job, seconds)
-    assert (found["JobState"], found["ExitCode"]) == (state, f"{code}:0"), output
+    fields = wait_until(ended, job)
+    output = read_output(job)
+    assert (fields["JobState"], fields["ExitCode"]) == (state, f"{code}:0"), output
     slurm = r"^(Nodes|srun|slurmstepd-n\d|torchrun): .*\n"
     return re.sub(slurm, "", output, flags=re.M)
 
@@ -158,22 +173,18 @@ def test_torchrun_of_other_peoples_scripts(sbatch, exercise):
         assert f"n{rank // 2 + 1} {rank} {rank % 2} 4\n" in found
 
 
-def test_a_run_script_works_within_a_step(slurm, exercise, monkeypatch):
-    """As in `srun --pty bash`: the inner step shares the outer one's resources."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm))
+def test_a_run_script_works_within_a_step(sbatch, exercise):
+    """As in `srun --pty bash`. The folder is the shell's, not srun's."""
     (exercise / "who.py").write_text(WHO)
     options = "--quiet --nodes=1 --ntasks=1 --gpus-per-node=2 --cpus-per-task=2"
-    command = ["bash", "run-2nodes.sh", "who.py"]
-    done = run(["srun", *options.split(), *command], exercise, timeout=60)
-    assert sorted(done.stdout.splitlines()[1:]) == ["n1 0 0 2", "n1 1 1 2"], (
-        done.stderr
-    )
+    typed = ["bash", "-c", f"cd '{exercise}' && bash run-2nodes.sh who.py"]
+    done = run(["srun", *options.split(), *typed], "/", timeout=60)
+    lines = sorted(done.stdout.splitlines()[1:])
+    assert lines == ["n1 0 0 2", "n1 1 1 2"], done.stderr
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_srun_starts_the_checkup(nodes, slurm, tmp_path, monkeypatch):
+def test_srun_starts_the_checkup(sbatch, tmp_path):
     """The script has its ranks from Slurm, and all meet at the first node."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm))
     text = (REPOSITORY / "checkup/example.py").read_text()
     ranks = 'int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])'
     start = f"""    rank, world_size = {ranks}
@@ -181,150 +192,160 @@ def test_srun_starts_the_checkup(nodes, slurm, tmp_path, monkeypatch):
     dist.init_process_group("gloo", meet, rank=rank, world_size=world_size)"""
     text = text.replace('    dist.init_process_group("gloo")', start)
     (tmp_path / "train.py").write_text(f"import os\n{text}")
-    command = [
-        sys.executable,
-        REPOSITORY / "checkup",
-        "--json=rows.json",
-        "train.py",
-    ]
-    srun = "srun", "--quiet", f"--nodes={nodes}", "--ntasks=2"
-    done = run([*srun, *command], tmp_path, timeout=120)
+    checkup = sys.executable, REPOSITORY / "checkup", "--json=rows.json", "train.py"
+    srun = "srun", "--quiet", "--nodes=2", "--ntasks=2"
+    done = run([*srun, *checkup], tmp_path, timeout=120)
     assert "Checkup of train.py: 2 ranks, 24 steps" in done.stdout, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["checks"]
     assert [r["name"] for r in rows if r["state"] == "error"] == ["set-epoch"]
 
 
-def test_a_run_script_works_in_an_interactive_job(slurm, tmp_path, monkeypatch):
-    """The shell's folder counts, not that of salloc."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm))
-    exercise = shows("exercise8", tmp_path)
-    shell = ["bash", "-c", f"cd '{exercise}' && bash run.sh x.py"]
-    done = run(["salloc", "--quiet", "--gpus-per-node=1", *shell], "/", SITE="own")
-    assert json.loads(done.stdout)[0] == ["x.py"], done.stderr
-
-
-def test_the_nodes_wait_for_a_late_first_one(sbatch, exercise, tmp_path):
+def test_the_nodes_wait_for_a_late_first_one(sbatch, tmp_path):
     """PyTorch's own limit for this is 60 s."""
-    (tmp_path / "common").unlink()
-    common = shutil.copytree(REPOSITORY / "common", tmp_path / "common")
-    late = '[[ "$SLURM_PROCID $*" != "0 -m common.torchrun"* ]] || sleep 100\n'
+    late = '[[ "$SLURM_PROCID $*" != "0 -m common.torchrun"* ]] || sleep 75\n'
     late += f'exec {sys.executable} "$@"\n'
     (tmp_path / "late.sh").write_text(late)
-    (common / "sites/late.sh").write_text(f"PYTHON=(bash {tmp_path}/late.sh)")
+    copy_common(tmp_path, f"PYTHON=(bash {tmp_path}/late.sh)")
+    exercise = copy_exercise("exercise8", tmp_path)
     (exercise / "who.py").write_text(WHO)
-    job = sbatch(exercise, "run-2nodes.sh", "who.py", SITE="late")
-    state, output = finish(job, 300)
-    assert state["JobState"] == "COMPLETED", output
-    assert re.search(r"^Nodes: n\[1-2\], which meet at n1:\d+$", output, re.M)
-    assert output.count("\n") == 5
+    job = sbatch(exercise, "run-2nodes.sh", "who.py", SITE="own")
+    assert ends_as(job, "COMPLETED", 0).count("\n") == 4
+    meet = r"^Nodes: n\[1-2\], which meet at n1:\d+$"
+    assert re.search(meet, read_output(job), re.M)
 
 
 def test_a_user_error_prints_one_line(sbatch, exercise):
+    """Of all ranks, of the first node's and of the second's, while others wait."""
     (exercise / "mistake.py").write_text(MISTAKE)
-    for run_script, ranks in (
-        ("run.sh", "0"),
-        ("run-2nodes.sh", "0123"),
-        ("run-2nodes.sh", "0"),
-        ("run-2nodes.sh", "3"),
-    ):
-        job = sbatch(exercise, run_script, "mistake.py", *ranks)
+    command = exercise, "run-2nodes.sh", "mistake.py"
+    jobs = {ranks: sbatch(*command, *ranks) for ranks in ("0123", "0", "3")}
+    for ranks, job in jobs.items():
         lines = ends_as(job, "FAILED", 2).splitlines()  # at most one of each rank
-        assert {*lines} == {"Error: a mistake: type this"}, (run_script, ranks)
+        assert {*lines} == {"Error: a mistake: type this"}, ranks
         assert len(lines) <= len(ranks)
-
-
-def test_scancel_ends_all_processes(sbatch, exercise):
-    options = [*QUICK, "--epochs", "9999"]
-    job = sbatch(exercise, "run-2nodes.sh", f"{NAME}_multigpu.py", *options)
-    output, deadline = exercise / f"slurm-{job}.out", time.monotonic() + 120
-    while not (output.exists() and "Epoch 2" in output.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert len(processes(job)) > 4
-    run(["scancel", job], "/")
-    deadline = time.monotonic() + 30
-    while left := processes(job):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-    assert finish(job)[0]["JobState"] == "CANCELLED"
-    assert not (exercise / "logs/results.jsonl").exists()
-
-
-def node_names(slurm):
-    """Return the names of the nodes' network namespaces."""
-    number = re.search(r"NodeAddr=10\.77\.(\d+)\.", slurm.read_text())[1]
-    return [f"paper{number}-{node}" for node in ("n1", "n2")]
-
-
-@pytest.mark.parametrize("script", ["check.py", "cinic_ddp.py"])
-def test_the_commands_for_two_machines_work(script, slurm, sample, tmp_path):
-    """The commands of docs/TWO_MACHINES.md, without Slurm: check and training."""
-    text = (REPOSITORY / "docs/TWO_MACHINES.md").read_text()
-    text = text.split("## The commands")[1]
-    setup, *commands = re.findall("```bash\n(.*?)```", text, re.S)
-    (command,) = [command for command in commands if script in command]
-    exercise = copy_exercise("cinic_lab", tmp_path)
-    machine = 'mount --bind "$1" /etc/hosts && hostname $2 && shift 2 && exec "$@"'
-    env = {**os.environ, "DATADIR": str(sample)}
-    launchers = []
-    for node, name in enumerate(node_names(slurm)):
-        typed = f"source common/env.sh\n{setup}\nHOST=n1 NODE={node}\n{command}"
-        typed = typed.rstrip() + " --epochs 1" * (script == "cinic_ddp.py")
-        enter = ["ip", "netns", "exec", name, "unshare", "--uts", "--mount"]
-        enter += ["sh", "-c", machine, "-", slurm.parent / "hosts", name[-2:]]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        launch, options = [*enter, "bash", "-c", typed], streams | {"text": True}
-        launchers.append(subprocess.Popen(launch, cwd=exercise, env=env, **options))
-    outputs = [launcher.communicate(timeout=180)[0] for launcher in launchers]
-    assert [launcher.returncode for launcher in launchers] == [0, 0], outputs
-    assert not outputs[1]
-    if script == "check.py":
-        assert outputs[0].splitlines()[-1] == "All is well."
-    else:
-        assert '"gpus": 2' in (exercise / "logs/results.jsonl").read_text()
 
 
 @pytest.fixture
 def slow_link(slurm):
-    """Limit both nodes to 200 Mbit/s; yield that in GB/s."""
-
-    def shape(*how):
-        for name in node_names(slurm):
-            done = run(["tc", "-n", name, "qdisc", *how], "/")
-            assert done.returncode == 0, done.stderr
-
-    where = "dev", "eth0", "root"
-    bucket = "tbf", "rate", "200mbit", "burst", "256kb", "latency", "100ms"
-    shape("add", *where, *bucket)
-    yield 200e6 / 8 / 1e9
-    shape("delete", *where)
+    """Limit both nodes to 200 Mbit/s; return their network namespaces."""
+    number = re.search(r"NodeAddr=10\.77\.(\d+)\.", slurm.read_text())[1]
+    spaces = [f"paper{number}-{node}" for node in ("n1", "n2")]
+    limit = "qdisc add dev eth0 root tbf rate 200mbit burst 256kb latency 100ms"
+    for space in spaces:
+        assert run(["tc", "-n", space, *limit.split()], "/").returncode == 0
+    yield spaces
+    for space in spaces:
+        run(["tc", "-n", space, "qdisc", "delete", "dev", "eth0", "root"], "/")
 
 
-def test_the_check_measures_the_link(sbatch, tmp_path, slow_link):
+def test_the_commands_for_two_machines(slow_link, slurm, sample, tmp_path):
+    """Those of docs/TWO_MACHINES.md, without Slurm: check.py, then training."""
+    text = (REPOSITORY / "docs/TWO_MACHINES.md").read_text()
+    text = text.split("## The commands")[1]
+    setup, check, train = re.findall("```bash\n(.*?)```", text, re.S)[:3]
     lab = copy_exercise("cinic_lab", tmp_path)
-    job = sbatch(lab, "run-2nodes.sh", "../tools/check.py")
-    output = ends_as(job, "COMPLETED", 0)
-    assert output.splitlines()[-1] == "All is well."
-    found = json.loads((lab / f"logs/check-{job}.json").read_text())
-    assert found["nodes"] == ["n1", "n2"]
-    assert [row["node"] for row in found["data"]] == ["n1", "n2"]
+    machine = 'mount --bind "$1" /etc/hosts && hostname $2 && shift 2 && exec "$@"'
+    enter = ["unshare", "--uts", "--mount", "sh", "-c", machine, "-"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    env, outputs = {**os.environ, "DATADIR": str(sample)}, []
+    for command in (check, f"{train.rstrip()} --epochs 1"):
+        launchers = []
+        for node, space in enumerate(slow_link):
+            typed = f"source common/env.sh\n{setup}\nHOST=n1 NODE={node}\n{command}"
+            node = ["ip", "netns", "exec", space, *enter, slurm.parent / "hosts"]
+            node += [space[-2:], "bash", "-c", typed]
+            launchers.append(subprocess.Popen(node, cwd=lab, env=env, **streams))
+        outputs.append([child.communicate(timeout=180)[0] for child in launchers])
+        assert [child.returncode for child in launchers] == [0, 0], outputs
+    assert outputs[0][0].endswith("All is well.\n")
+    assert outputs[0][1] == outputs[1][1] == ""  # the second machine says nothing
+    assert '"gpus": 2' in (lab / "logs/results.jsonl").read_text()
+    (file,) = lab.glob("logs/check-*.json")
+    found = json.loads(file.read_text())
+    assert found["nodes"] == [row["node"] for row in found["data"]] == ["n1", "n2"]
     row = found["all_reduce"][-1]
     assert (row["over"], row["nodes"], row["processes"]) == ("all", 2, 2)
-    assert row["bytes"] == 2**24 and row["correct"]
     # More than the link's cannot be, and a busy machine may be slower.
-    assert 0.5 * slow_link < row["bus_gb_per_s"] < 1.02 * slow_link
+    assert row["correct"] and 0.5 < row["bus_gb_per_s"] / (200e6 / 8 / 1e9) < 1.02
+
+
+SETTINGS = """#!/bin/bash
+#SBATCH --gpus-per-node=1
+source common/env.sh
+echo $DATADIR $TORCH_HOME; which python
+"""
+
+
+@pytest.fixture
+def reservation(sbatch):
+    reserve = "scontrol create reservation reservationname=monday users=root "
+    reserve += "starttime=now duration=60 nodes=n2"
+    assert run(reserve.split(), "/").returncode == 0
+    yield
+    run(["scontrol", "delete", "reservationname=monday"], "/")
+
+
+def test_students_of_a_class_set_no_variable(reservation, tmp_path):
+    """The teacher's file has the site's options; a student's own come first."""
+    site = (REPOSITORY / "common/sites/class.sh").read_text()
+    site = re.sub("(?m)^# (export )", r"\1", site).replace(":-gpu", ":-other")
+    course = tmp_path / "course"
+    copy_common(tmp_path, site.replace("/projects/course/multigpu", str(course)))
+    exercise = copy_exercise("exercise8", tmp_path)
+    course.mkdir()
+    (course / ".venv").symlink_to(REPOSITORY / ".venv")
+    (exercise / "settings.sh").write_text(SETTINGS)
+
+    def submit(**env):
+        typed = ["bash", "-c", "source common/env.sh; sbatch settings.sh"]
+        done = run(typed, exercise, SITE="own", **env)
+        job = re.search(r"Submitted batch job (\d+)$", done.stdout)[1]
+        lines = ends_as(job, "COMPLETED", 0).splitlines()
+        return info(job), lines
+
+    job, (folders, python) = submit()
+    assert folders == f"{course}/data {course}/data/torch"
+    assert Path(python).parent.samefile(Path(sys.executable).parent)
+    names = "Account", "Partition", "Reservation", "MemPerTres"
+    values = "project_1234", "other", "monday", "gres:gpu:16384"
+    assert tuple(job[name] for name in names) == values
+    own = {"SBATCH_ACCOUNT": "mine", "SBATCH_PARTITION": "gpu", "TORCH_HOME": "/x"}
+    own |= {"SBATCH_RESERVATION": "", "SBATCH_MEM_PER_NODE": "3G", "DATADIR": "/y"}
+    job, (folders, _) = submit(**own)
+    assert folders == "/y /x"
+    assert (job["Account"], job["Partition"]) == ("mine", "gpu")
+    assert job["MinMemoryNode"] == "3G"
+    assert not {"MemPerTres", "Reservation"} & job.keys()  # sbatch takes one of them
 
 
 REHEARSAL = """
 ```bash
 MORE="--verbose"
-sbatch run.sh shows.py $MORE
+cp shows.py copied.py
+cp shows.py mistake.py
+sbatch run.sh copied.py $MORE
 LATER=1 sbatch run-2nodes.sh shows.py
 sbatch --gpus-per-node=9 run-2gpus.sh shows.py
-FROM=$(ls slurm-*.out | wc -l)
-sbatch run.sh shows.py --resume $FROM
+```
+
+1. Takes long:
+
+   <!-- takes long -->
+   ```bash
+   FROM=$(ls slurm-*.out | wc -l)
+   sbatch run.sh shows.py \\
+       --resume $FROM
+   ```
+
+<!-- needs a network -->
+```bash
+sbatch run.sh shows.py --skipped
+```
+
+<!-- needs Slurm -->
+```bash
 sbatch run.sh mistake.py 0
-sbatch run.sh mistake.py 0  # 10 s, status 2
+sbatch run.sh mistake.py 0  # 10 s, status 1, or 2 by NCCL
 ```
 """
 
@@ -344,14 +365,29 @@ def test_a_rehearsal_runs_all_jobs(rehearsal, exercise):
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     rows = [li.split() for li in lines if ".sh" in li and "    see" not in li]
+    assert rows.pop() == ["Skipped:", "sbatch", "run.sh", "shows.py", "--skipped"]
     states = ["completed", "completed", "refused", "completed", "failed", "expected"]
     assert [row[0] for row in rows] == states, done.stdout
     assert [row[5] for row in rows[:3]] == ["1", "4", "0"]  # GPUs of all nodes
+    assert [row[7] for row in rows] == ["0", "0", "1", "0", "2", "2"]
+    total = 0
+    for row in rows:
+        seconds, gpus, gpu_minutes = int(row[3]), int(row[5]), float(row[6])
+        assert gpu_minutes == pytest.approx(seconds * gpus / 60, abs=0.01)
+        total += gpu_minutes
+    assert total > 0 and lines[-1] == "2 failed"
+    shown = int(re.fullmatch(r"20 students: (\d+) GPU min", lines[-2])[1])
+    assert shown == pytest.approx(20 * total, abs=1)
     files = exercise.glob("slurm-*.out")
     shown = [file.read_text().splitlines()[-1] for file in files]
     assert "['--resume', '2']" in shown and "['--verbose']" in shown
     assert "Requested node configuration is not available" in done.stdout
     assert re.search("^    see .*Error: a mistake: type this$", done.stdout, re.M)
+
+
+def test_a_rehearsal_without_an_answer_from_slurm(rehearsal, exercise):
+    done = run(rehearsal, exercise, SLURM_CONF="/dev/null")
+    fails(done, "Slurm does not answer (sinfo: ", "run this where `sinfo` works")
 
 
 def test_ctrl_c_ends_a_rehearsal_and_its_job(rehearsal, exercise):
@@ -360,10 +396,38 @@ def test_ctrl_c_ends_a_rehearsal_and_its_job(rehearsal, exercise):
     child = subprocess.Popen(rehearsal, preexec_fn=heeds)
     name = f"--name=rehearsal-{child.pid}"
     queue = ["squeue", "--noheader", "--states=running", name, "--format=%i"]
-    deadline = time.monotonic() + 60
-    while not (job := run(queue, "/").stdout.strip()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    job = wait_until(lambda: run(queue, "/").stdout.strip())
     child.send_signal(signal.SIGINT)
     assert child.wait() != 0
-    assert finish(job)[0]["JobState"] == "CANCELLED"
+    assert wait_until(ended, job)["JobState"] == "CANCELLED"
+
+
+def start_again(job, times):
+    """Wait until a job is back in the queue, and start it at once."""
+    requeued = "PENDING", str(times)
+    wait_until(lambda: (info(job)["JobState"], info(job)["Restarts"]) == requeued)
+    # Or the old script's end is taken for the new one's.
+    wait_until(lambda: not processes(job))
+    time.sleep(2)
+    now = "scontrol", "update", f"jobid={job}", "starttime=now"
+    assert run(now, "/").returncode == 0  # it would wait two minutes
+
+
+def test_a_job_is_stopped_in_two_ways(sbatch, sample, tmp_path):
+    """By a signal, and by scontrol requeue, as after a node failure."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    undisturbed = Run(whole, sample, "cinic_lab/cinic_ddp.py", *OPTIONS, ranks=2)
+    lab = copy_that_sleeps(tmp_path)
+    job = sbatch(lab, "run-requeue.sh", SCRIPT, *OPTIONS)
+    wait_until(lambda: "Epoch: [1][2/5]" in read_output(job))
+    run(["scancel", "--signal=USR1", "--batch", job], "/")
+    wait_until(lambda: "Stopped after epoch 1" in read_output(job))
+    start_again(job, 1)
+    wait_until(lambda: "Epoch: [2][1/5]" in read_output(job))
+    run(["scontrol", "requeue", job], "/")
+    start_again(job, 2)
+    output = ends_as(job, "COMPLETED", 0)
+    assert [output.count(f"Epoch: [{n}][1/5]") for n in (1, 2, 3, 4)] == [1, 2, 1, 1]
+    assert "Traceback" not in output and undisturbed.join() == [0, 0]
+    assert same(lab, load(whole))
