@@ -114,7 +114,7 @@ def test_cinic_is_downloaded_and_prepared(server, tmp_path, datadir, monkeypatch
         Image.new("RGB", (32, 32)).save(folder / "cifar10-1.png")
     archive = shutil.make_archive(served / "cinic", "gztar", tmp_path / "images")
     url = f"{address}/cinic.tar.gz"
-    with raises_user_error("checksum is wrong"):  # it is not Edinburgh's
+    with raises_user_error(f"^{url}: its checksum is wrong"):  # not Edinburgh's
         call(module, "--url", url)
     assert os.listdir(datadir / "CINIC") == []
     md5 = hashlib.md5(Path(archive).read_bytes()).hexdigest()
