@@ -48,9 +48,6 @@ def test_the_skeleton_is_the_run_script_with_gaps():
     gaps = [line for line in skeleton if line.startswith("# MISSING: ")]
     given = [line for line in skeleton if line not in gaps]
     assert len(gaps) == 5 and [line for line in whole if line in given] == given
-    missing = " ".join(line for line in whole if line not in given)
-    for word in ("--ntasks=", "--cpus-per-task=", "--gres=", "--time=", "kernprof"):
-        assert word in missing
 
 
 @pytest.mark.parametrize("launch", ["slurm_ddp.sh", slow("slurm_ddp_2nodes.sh")])

@@ -102,12 +102,16 @@ def test_a_python_without_pytorch_is_an_error(tmp_path):
 
 
 def test_python_is_a_function_only_in_a_shell(tmp_path):
-    """A script that starts a function would not get the process id."""
+    """A script that starts a function would not get the process id.
+
+    And what processes on CPU cores get is not for the shell.
+    """
     common = copy_common(tmp_path, f"PYTHON=('{sys.executable}' -X dev)")
-    show = 'python -c "import sys; print(sys.flags.dev_mode)"; type -t python'
+    show = 'python -c "import sys; print(sys.flags.dev_mode)"; type -t python\n'
+    show += "echo ${MALLOC_MMAP_MAX_-not set}"
     interactive = source(common, show, shell=["--norc", "-i"], SITE="own")
-    assert interactive.stdout == "True\nfunction\n"
-    assert source(common, show, SITE="own").stdout == "False\nfile\n"
+    assert interactive.stdout == "True\nfunction\nnot set\n"
+    assert source(common, show, SITE="own").stdout == "False\nfile\n0\n"
 
 
 JOB = """#!/bin/bash
@@ -133,9 +137,7 @@ def test_without_slurm_sbatch_is_a_function_that_runs_the_script(tmp_path):
     done = source(common, show, before, ["--norc", "-i"], **env)
     jobs = [f"{shown} 3" for shown in TYPED.values()]
     assert done.stdout.splitlines() == ["function", *jobs, "2", "2"], done.stderr
-    missing = (
-        "\nError: name a run script before the Python script, here one of job.sh"
-    )
+    missing = "Error: name a run script before the Python script, here one of job.sh"
     assert done.stderr.count(missing) == 2
 
 
@@ -157,19 +159,20 @@ SMALL_RUN = """#!/bin/bash
 set -euo pipefail
 source common/env.sh
 set_gpus 2
-printf '<%s>' "$1" $small "${@:2}"
+printf '<%s>' $small "$@"
 """
 
 
 @pytest.mark.parametrize(
     "typed, env, launched",
     [
-        ("own.py --lr 2", {}, "<own.py><--epochs><1><--lr><2>"),
+        ("own.py --lr 2", {}, "<--epochs><1><own.py><--lr><2>"),
         ("own.py", {"SMALL": "0"}, "<own.py>"),
         ("own.py", {"HERE": "2"}, "<own.py>"),  # two GPUs
-        ("own.py", {"HERE": "1"}, "<own.py><--epochs><1>"),  # one is too few
+        ("own.py", {"HERE": "1"}, "<--epochs><1><own.py>"),  # one is too few
         ("plain.py --lr 2", {}, "<plain.py><--lr><2>"),  # does not mention small.txt
-        ("--lr 2", {}, "<--lr><--epochs><1><2>"),  # of a run script with its own
+        ("--lr 2", {}, "<--epochs><1><--lr><2>"),  # the run script names the script
+        ("", {}, "<--epochs><1>"),
     ],
 )
 def test_cpu_cores_get_small_options(typed, env, launched, tmp_path):
@@ -190,6 +193,7 @@ def test_cpu_cores_get_small_options(typed, env, launched, tmp_path):
 
 def test_env_sh_sets_the_environment_of_processes(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     show = "echo $OMP_NUM_THREADS $PYTHONUNBUFFERED"
     assert source(tmp_path, show).stdout == "1 1\n"
     assert source(tmp_path, show, OMP_NUM_THREADS="4").stdout == "4 1\n"
@@ -304,6 +308,7 @@ def test_every_node_gets_gpus_of_its_own(tmp_path):
     script, gpus = REPOSITORY / "exercise8/run-2nodes.sh", "5,6,7,8"
     first, second = launch(script, tmp_path, GPUS="2", CUDA_VISIBLE_DEVICES=gpus)
     assert (first[1], second[1]) == ("5,6", "7,8")
+    assert {"--nnodes=2", "--nproc-per-node=2"} <= {*first[0]}
 
 
 @pytest.mark.parametrize(
@@ -321,9 +326,8 @@ def test_every_node_gets_all_the_cpus_of_the_job(asked, tmp_path):
     # Both are set where a job starts a job; srun takes only one of them.
     job |= {"SLURM_MEM_PER_GPU": "16G", "SLURM_MEM_PER_NODE": "60G"}
     job |= {"SLURM_GPUS_ON_NODE": "2", "PATH": f"{tmp_path}/bin:{PATH}"}
-    done = run(
-        ["bash", "run-2nodes.sh", *WORDS], exercise, SITE="own", **job, **asked
-    )
+    env = job | asked | {"SITE": "own"}
+    done = run(["bash", "run-2nodes.sh", *WORDS], exercise, **env)
     assert " --nodes=3 --ntasks=3 " in done.stdout, done.stderr
     assert " --cpus-per-task=14 " in done.stdout
     assert done.stdout.endswith("/c/d\n")
