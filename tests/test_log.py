@@ -39,7 +39,7 @@ def test_a_run_writes_its_result(monkeypatch, capsys):
         images = 100 if epoch <= ARGS.epochs else 30
         train = {"loss": 1 / epoch, "accuracy": 50.0}
         log.epoch(epoch, images, seconds, train=train)
-    log.write_result(accuracy=75.0)
+    log.write_result(accuracy=75.0, profiled=True)
     (result,) = read_results()
     expected = {
         "script": "/some/where/script.py",
@@ -53,6 +53,7 @@ def test_a_run_writes_its_result(monkeypatch, capsys):
         "gradient_bytes": 48,  # of the weights; the bias is frozen
         "gpus_shared": None,
         "checkup": False,
+        "profiled": True,  # a field of the script's own
     }
     assert {key: result[key] for key in expected} == expected
     assert 0.05 < result["peak_memory_gb"] < 100 and result["cpu"].strip()
