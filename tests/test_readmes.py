@@ -1,13 +1,19 @@
-"""Every command of every README works as it is typed, in order, on a laptop.
+"""Every command of every page: checked on each push, and typed once a week.
 
-Without a GPU and without Slurm, on a fresh copy of the repository. A block of them
-is ```bash. What a laptop cannot do has a mark before it: <!-- needs a GPU -->.
+A block of commands is ```bash. What a laptop cannot do has a mark before it, as in
+<!-- needs a GPU -->. The commands of two pages are typed on each push.
 """
 
+import argparse
+import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from conftest import (
@@ -16,23 +22,16 @@ from conftest import (
     call,
     copy_checkout,
     load,
+    loaded,
     path_without_sbatch,
 )
 
-README = "README.md"
-DOCS = sorted(str(f.relative_to(REPOSITORY)) for f in REPOSITORY.glob("docs/*.md"))
-DOCS = [
-    f for f in DOCS if "GLOSSARY" not in f and "QUESTIONS" not in f
-]  # no commands
-DOCS += [f"{folder}/{README}" for folder in ("bench", "tools", "tools/predict")]
-TOOLS = "docs/SPEEDUP.md", "tools/README.md", "tools/predict/README.md"
-PAGES = [
-    str(page.relative_to(REPOSITORY))
-    for folder in EXERCISES
-    for page in sorted(REPOSITORY.glob(f"{folder}/*.md"))
-    if page.name not in ("ANSWERS.md", "ROWS.md")
-]
-FILES = [README, *DOCS, *PAGES]
+FENCE = re.compile(
+    r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$", re.M | re.S
+)
+COMMAND = re.compile(
+    r"^    +(cd|source|python \S+py|sbatch|bash|export|make|sudo|ssh|srun)\b", re.M
+)
 MARKS = {
     "needs a GPU",
     "needs Slurm",
@@ -42,15 +41,32 @@ MARKS = {
     "runs until you end it",
     "takes long",
 }
-FENCE = re.compile(
-    r"^( *)(?:<!-- ([^\n]*) -->\n *)?```bash\n(.*?)\n *```$", re.M | re.S
-)
-SHORTER = {
-    "--sequences 256": "--sequences 128",
+TEXTS = {
+    str(file.relative_to(REPOSITORY)): file.read_text()
+    for pattern in ("*.md", "[a-z]*/*.md", "tools/predict/*.md")
+    for file in sorted(REPOSITORY.glob(pattern))
 }
-COMMAND = re.compile(
-    r"^    +(cd|source|python \S+py|sbatch|bash|export|make|sudo|ssh|srun)\b", re.M
-)
+PAGES = [file for file, text in TEXTS.items() if "```bash" in text]
+TOOLS = ["docs/SPEEDUP.md", "tools/README.md", "tools/predict/README.md"]
+TYPED_ON_EACH_PUSH = ["README.md", "mnist_multigpu/README.md"]
+TYPED_WEEKLY = TOOLS + [
+    file
+    for file in PAGES
+    if file.startswith(EXERCISES)
+    and "ANSWERS" not in file
+    and file not in TYPED_ON_EACH_PUSH
+]
+TENSORFLOW = "dp_ddp_intro/tensorflow_scripts"
+loaded.update({"exercise8/solutions": {}, TENSORFLOW: {}})
+# What starts a script, and what else a page may type: its words are only files.
+STARTERS = {"python", "python3", "sbatch", "bash", "torchrun", "srun"}
+PROGRAMS = """[[ apt apt-get chmod cp cut ddp-checkup diff done echo git install kill
+job_stats.py less ln ls mkdir nvidia-cuda-mps-control nvidia-smi pip rm scancel scp
+seff sleep source squeue ssh tail test timeout top touch true wait watch"""
+BEFORE_A_PROGRAM = {"env", "sudo", "until", "do", "!"}
+BETWEEN_COMMANDS = {";", "&", "&&", "|", "||", "(", ")"}
+PATH = re.compile(r"[\w.-]*/[\w./-]*|[\w.-]+\.(py|sh|txt|ipynb|json|tar|lprof)")
+A_READERS_OWN = {"train.py"}
 
 
 def blocks(file):
@@ -63,43 +79,205 @@ def blocks(file):
     return found
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", PAGES)
 def test_commands_are_marked(file):
-    found = blocks(file)
-    assert found and {mark for mark, _ in found} <= {None, *MARKS}
-    text = (REPOSITORY / file).read_text()
+    text, found = TEXTS[file], blocks(file)
     assert text.count("```bash") == len(found)
+    assert {mark for mark, _ in found} <= {None, *MARKS}
     assert not COMMAND.search(FENCE.sub("", text))
-    if file in PAGES:  # a lesson's first command says from where
-        before = " ".join(text.split("\n```bash\ncd ")[0].split())
-        assert before.endswith("In the repository's root:")
-    for _, commands in found:
-        done = subprocess.run(["bash", "-n"], input="\n".join(commands), text=True)
-        assert done.returncode == 0, commands
     typed = [c for mark, commands in found if mark is None for c in commands]
     assert not [c for c in typed if "JOBID" in c or "--nodes=" in c]
-    assert typed or file in DOCS
 
 
-@pytest.mark.slow
+class Parsed(BaseException):
+    """Ends a script that has parsed its options."""
+
+
+def parse(script, options):
+    """Run a script until it has parsed these options; return them."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_and_end(parser):
+        raise Parsed(parse_args(parser))
+
+    folder = str(script.parent.relative_to(REPOSITORY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+        for name in ("tensorflow", "keras", "keras.utils"):
+            if folder == TENSORFLOW:  # which has an environment of its own
+                patch.setitem(sys.modules, name, MagicMock())
+        if script.name == "checkup":
+            patch.syspath_prepend(script)
+            module = importlib.import_module("ddp_checkup.cli")
+        elif folder in loaded:
+            module = load(folder, script.stem)
+        else:
+            module = importlib.import_module(script.stem)
+        with pytest.raises(Parsed) as ended:
+            call(module, *options)
+    return ended.value.args[0]
+
+
+class Reader:
+    """Checks the commands of a page, and knows where they are typed."""
+
+    def __init__(self, folder):
+        self.folder, self.copies = folder, {}
+        self.variables = {"PYTHON": "python", "PWD": "."}
+
+    def value(self, found):
+        name = found[1] or found[2]
+        if name == "SMALL":
+            return (self.folder / "small.txt").read_text().strip()
+        return self.variables.get(name, "1")
+
+    def type(self, line):
+        """Check each command of a line."""
+        line = re.sub(r"^%env (\w+)=(.*)", r'\1="\2"', line).lstrip("!%")  # notebook
+        line = re.sub(r"\bmulti-?gpu\b", str(REPOSITORY), line)  # the reader's clone
+        line = line.replace("\\\n", " ").replace("$(cat small.txt)", "$SMALL")
+        line = re.sub(r"\$\(+.*?\)+", "1", line)
+        line = re.sub(r"> *[\w./]+", "", line)  # output
+        line = re.sub(r"\$\{(\w+).*?\}|\$(\w+)", self.value, line)
+        words = []
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        for word in [*lexer, ";"]:
+            if word not in BETWEEN_COMMANDS:
+                words.append(word)
+            elif words:
+                self.check(words)
+                words = []
+
+    def check(self, words):
+        """Check a command: its program, its files, its script and their options."""
+        if words[0] in BEFORE_A_PROGRAM or "=" in words[0]:
+            name, is_set, value = words[0].partition("=")
+            if is_set:
+                self.variables[name] = value
+            return words[1:] and self.check(words[1:])
+        program = Path(words[0]).name
+        if program == "export":
+            self.check(words[1:])
+        elif program == "cd":
+            self.go(words[1])
+        elif program == "make":
+            self.make(words[1:])
+        else:
+            known = STARTERS | {*PROGRAMS.split()}
+            assert program in known, f"{words}: a program that this test must know"
+            if program == "cp":
+                self.copies[self.path(words[-1])] = self.path(words[-2])
+            for word in words[1:]:
+                self.find(word.rpartition("=")[2])
+            if program in STARTERS and "pytest" not in words:
+                self.start(words[1:])
+
+    def path(self, word):
+        return Path(os.path.normpath(self.folder / word))
+
+    def find(self, word):
+        """Check that a file is there, or made by a run, and so ignored by git."""
+        path = self.path(word)
+        ours = PATH.fullmatch(word) and path.is_relative_to(REPOSITORY)
+        known = path.exists() or path in self.copies or word in A_READERS_OWN
+        if ours and not known:
+            command = ["git", "check-ignore", path, f"{path}/"]  # or a folder
+            done = subprocess.run(command, cwd=REPOSITORY, capture_output=True)
+            assert done.returncode == 0, f"no {word} in {self.folder}"
+
+    def go(self, folder):
+        if not folder.startswith("/projects/"):  # a cluster's
+            self.folder = self.path(folder)
+            assert self.folder.is_dir(), f"cd {folder}"
+
+    def make(self, words):
+        """Check a target, and the scripts that it starts."""
+        folder = self.folder
+        command = ["make", "--dry-run", "--no-print-directory", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if words[:1] == ["-C"]:
+            self.go(words[1])
+        for line in done.stdout.splitlines():
+            if ".py" in line:
+                self.type(line)
+        self.folder = folder
+
+    def start(self, words):
+        """Check the script that these words start, and its options."""
+        while words and not words[0].endswith((".py", ".sh", "checkup")):
+            words = words[1:]
+        if not words or words[0] in A_READERS_OWN:
+            return
+        script, *options = self.path(words[0]), *words[1:]
+        script = self.copies.get(script, script)
+        if script.suffix == ".sh":
+            line = r'^[^#\n]*?(\w+\.py)(.*)\$small "\$@"'
+            own = re.search(line, script.read_text(), re.M)
+            self.start([own[1], *own[2].split(), *options] if own else options)
+        elif script.name == "flight_recorder.py":
+            self.start(options)
+        elif script.name == "checkup":
+            parsed = parse(script, options)
+            self.start([parsed.script or "", *parsed.arguments])
+            self.start(shlex.split(parsed.reference or ""))
+        elif options or "parse_args" in script.read_text():
+            parse(script, options)
+
+
+@pytest.mark.parametrize("file", PAGES)
+def test_commands_name_scripts_options_and_files_that_exist(file):
+    """They are typed in the folder that the text above them names."""
+    here = file.endswith("ANSWERS.md") or file.startswith("checkup/")
+    reader = Reader((REPOSITORY / file).parent if here else REPOSITORY)
+    texts = FENCE.split(TEXTS[file])[::4]
+    for above, (_, commands) in zip(texts, blocks(file), strict=False):
+        in_root = re.search(r"in the repository's\s+root", above, re.I)
+        is_notebook = commands[0].startswith(("!", "%"))
+        new_section = re.search("^#", above, re.M) and file.startswith("docs/")
+        if in_root or (new_section and not is_notebook):
+            reader.folder = REPOSITORY
+        for folder in {*re.findall("in `(.+?)`", above)} & {*EXERCISES}:
+            reader.folder = REPOSITORY / folder
+        for command in commands:
+            reader.type(command)
+
+
+@pytest.mark.parametrize("file", TEXTS)
+def test_options_and_targets_in_running_text_exist(file):
+    """As in `cinic.py --batch-size 64` and `make venv`."""
+    for code in re.findall("(?<!`)`([^`]+)`(?!`)", FENCE.sub("", TEXTS[file])):
+        name, _, options = " ".join(code.split()).partition(" ")
+        if name == "make":
+            Reader(REPOSITORY).type(code)
+        elif name.endswith(".py") and options.startswith("--"):
+            folders = Path(file).parent, *EXERCISES
+            scripts = [REPOSITORY / folder / name for folder in folders]
+            for script in filter(Path.exists, scripts):
+                parse(script, options.split())
+
+
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("file", [README, *TOOLS, *PAGES])
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(page, marks=pytest.mark.slow) for page in TYPED_ON_EACH_PUSH]
+    + [pytest.param(page, marks=pytest.mark.weekly) for page in TYPED_WEEKLY],
+)
 def test_commands_work_as_typed(file, sample, tmp_path):
     """In one shell, but with less data and fewer epochs than a reader has."""
-    if not (REPOSITORY / ".venv-tensorflow").exists() and "intro" in file:
+    if "TENSORFLOW" in file and not (REPOSITORY / ".venv-tensorflow").exists():
         pytest.skip("no TensorFlow: make venv-tensorflow")
     copy = copy_checkout(tmp_path / "repository")
-    # What sample_data.py would make, a tenth of it. CINIC's first runs are stopped
-    # within an epoch, and take it all.
+    # What sample_data.py would make, a tenth of it. CINIC's first run is stopped
+    # while it trains, and so takes all data and all its epochs.
     if file not in TOOLS:  # their model's data is random
-        keep = shutil.ignore_patterns("CINIC")
-        shutil.copytree(
-            sample, copy / "data/sample", dirs_exist_ok=True, ignore=keep
-        )
-    # CINIC's first run is stopped while it trains, and so needs all its epochs.
+        options = {"dirs_exist_ok": True, "ignore": shutil.ignore_patterns("CINIC")}
+        shutil.copytree(sample, copy / "data/sample", **options)
     first = "sbatch run.sh cinic.py --resume" if "cinic" in file else None
-    random_data = file.startswith(("dp_ddp_intro", "beyond_ddp", "docs/", "tools/"))
-    less = "--epochs 1" + " --sequences 128" * random_data
+    less = "--epochs 1"
+    if file.startswith(("dp_ddp_intro", "beyond_ddp", "docs/", "tools/")):
+        less += " --sequences 128"
     if "cifar" in file:  # a trace takes eight steps
         less += " --batch-size 8"
     for small in [] if first else copy.glob("*/small.txt"):
@@ -107,16 +285,12 @@ def test_commands_work_as_typed(file, sample, tmp_path):
     typed = [c for mark, commands in blocks(file) if not mark for c in commands]
     script, statuses = "", tmp_path / "statuses"
     for command in typed:
-        text = command
-        for long, short in SHORTER.items():
-            text = text.replace(long, short)
-        script += f'{text}\necho $PIPESTATUS >> "{statuses}"\n'
+        shorter = command.replace("--sequences 256", "--sequences 128")
+        script += f'{shorter}\necho $PIPESTATUS >> "{statuses}"\n'
         if first and command.startswith(first):
             script += f'echo "$(< small.txt) {less}" > small.txt\n'
             script += f'cp "{sample}"/CINIC/* "$DATADIR"/CINIC/\n'
-    names = "LANG", "TERM", "USER"
-    env = {name: os.environ[name] for name in names if name in os.environ}
-    env |= {"HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
+    env = {"HOME": str(tmp_path), "TERM": "dumb", "CUDA_VISIBLE_DEVICES": "-1"}
     env["PATH"] = path_without_sbatch(tmp_path / "bin")
     with open(tmp_path / "output", "w") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
@@ -130,69 +304,3 @@ def test_commands_work_as_typed(file, sample, tmp_path):
         usual = ["0", "1"] if command.startswith("diff ") else ["0"]
         expected = re.findall(r"# .*status (\d+)", command)
         assert status in (expected or usual), (command, shown)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_quoted_lines_have_their_numbers(file):
-    """As in `at patient7.py:70 output = model(`."""
-    text = " ".join((REPOSITORY / file).read_text().split())
-    for name, number, code in re.findall(r"at (\w+\.py):(\d+) ([\w.]+\()", text):
-        (script,) = REPOSITORY.glob(f"*/{name}")
-        line = script.read_text().splitlines()[int(number) - 1]
-        assert line.strip().startswith(code), f"{name}:{number}"
-
-
-def options_in_texts():
-    """Return {script: {(option, text that names it)}} of the lessons' scripts."""
-    found = {}
-    for page in sorted(REPOSITORY.glob("[a-z]*/*.md")):
-        for name, words in re.findall(
-            r"(\w+\.py)((?: +[^\s`|&;)#]+)+)", page.read_text()
-        ):
-            scripts = {*REPOSITORY.glob(f"{page.parent.name}/{name}")}
-            scripts |= {s for e in EXERCISES for s in REPOSITORY.glob(f"{e}/{name}")}
-            for option in re.findall(r" (--[a-z][a-z0-9-]+)", words):
-                for script in scripts:
-                    found.setdefault(script, set()).add((option, page.name))
-    return found
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_options_in_texts_exist(exercise, capsys):
-    """As in `cinic.py --batch-size 64`."""
-    scripts = {
-        s: o for s, o in options_in_texts().items() if s.parent.name == exercise
-    }
-    assert scripts or exercise == "clinic"
-    for script, options in scripts.items():
-        with pytest.raises(SystemExit):
-            call(load(exercise, script.stem), "--help")
-        known = {*re.findall(r"--[a-z0-9-]+", capsys.readouterr().out)}
-        assert not [o for o in options if o[0] not in known], script.name
-
-
-def table_rows(text):
-    """Return the cells of each row of the tables in a text."""
-    rows = re.findall(r"^\|(.*)\|$", text, re.M)
-    return [[cell.strip() for cell in row.split("|")] for row in rows]
-
-
-def test_the_plans_of_teaching_add_up():
-    text = (REPOSITORY / "docs/TEACHING.md").read_text()
-    plans = re.findall(r"^### (\d+) minutes.*?(?=^##)", text, re.M | re.S)
-    bodies = re.split(r"^###? ", text, flags=re.M)
-    named = [body for body in bodies if re.match(r"\d+ minutes", body)]
-    assert len(plans) == len(named) > 4
-    for total, body in zip(plans, named, strict=True):
-        minutes = [int(row[0]) for row in table_rows(body) if row[0].isdigit()]
-        assert sum(minutes) == int(total), body.splitlines()[0]
-    sums, lesson = {}, None
-    (lessons,) = [b for b in bodies if b.startswith("What each lesson takes")]
-    for first, _, minutes, *_ in table_rows(lessons):
-        lesson = first or lesson
-        if minutes.isdigit():
-            sums[lesson] = sums.get(lesson, 0) + int(minutes)
-    (alone,) = [body for body in bodies if body.startswith("Working alone")]
-    rows = [row for row in table_rows(alone) if row[0].isdigit()]
-    listed = {f"{row[0]} {row[1].partition(',')[0]}": int(row[2]) for row in rows}
-    assert listed == sums
