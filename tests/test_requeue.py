@@ -1,4 +1,7 @@
-"""cinic_requeue.py: a stopped job resumes as if it had never been stopped."""
+"""cinic_requeue.py: a stopped job resumes as if it had never been stopped.
+
+slurm/test_slurm.py has a job that Slurm stops and starts again.
+"""
 
 import os
 import re
