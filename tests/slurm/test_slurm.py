@@ -299,6 +299,7 @@ def test_students_of_a_class_set_no_variable(reservation, tmp_path):
     def submit(**env):
         typed = ["bash", "-c", "source common/env.sh; sbatch settings.sh"]
         done = run(typed, exercise, SITE="own", **env)
+        assert done.returncode == 0, done.stderr
         job = re.search(r"Submitted batch job (\d+)$", done.stdout)[1]
         lines = ends_as(job, "COMPLETED", 0).splitlines()
         return info(job), lines
