@@ -1,7 +1,6 @@
 """tools/predict/: links, all-reduces, the parts of a step, and the tables."""
 
 import json
-import math
 import re
 from dataclasses import replace
 
@@ -123,17 +122,6 @@ def test_a_step_has_the_predicted_parts():
     assert loading.seconds == pytest.approx(10 / 50)
 
 
-def test_the_sync_overhead_depends_on_gradients_gpus_and_nodes():
-    """20 us per MB, and 2 % of the compute, which grows with GPUs and nodes."""
-    work, root = replace(WORKLOAD, sync_overhead=None), math.sqrt(math.log2(8))
-    node, single = replace(RING, gpus_per_node=8), replace(RING, gpus_per_node=2)
-    assert work.overhead_seconds(1, node) == 0
-    assert work.overhead_seconds(8, node) == pytest.approx(0.0012 + 0.002 * root)
-    assert work.overhead_seconds(8, single) == pytest.approx(0.0012 + 0.004 * root)
-    measured = WORKLOAD.overhead_seconds(8, single)
-    assert measured == pytest.approx(0.02 + 0.002 * (root - 1))
-
-
 def test_a_measured_overhead_narrows_the_range():
     links = make_links(load_site("h100-ndr"))
     wide = best_and_worst(8, replace(WORKLOAD, sync_overhead=None), links)
@@ -242,6 +230,7 @@ def test_a_model_or_a_speed_is_enough(tables):
     [
         ("no network; add --check FILE", "one.jsonl"),
         ("no runs; add a file, --model", "--site lumi --speed 5"),
+        ("no site nowhere; .* a100-hdr, alvis", "one.jsonl --site nowhere"),
         ("no run on one GPU", "unfinished.jsonl --site lumi"),
         ("no run with a GPU for each rank", "shared.jsonl --site lumi"),
         ("in shared.json several ranks shared", "one.jsonl --check shared.json"),
