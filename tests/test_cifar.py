@@ -146,6 +146,7 @@ def test_plot_of_the_last_step_in_a_gpus_trace(tmp_path):
     names = {plot_trace.name_band(band, bands[band]): band for band in bands}
     streams = "GPU 0, stream 7", "GPU 0, stream 20"  # 7 is also the main thread's
     assert set(names) == {"main thread", "backward thread", *streams}
+    assert len(bands) == 4
     ((_, *times),) = bands[names["backward thread"]]
     assert times == [4, 8]  # start and duration in ms
     kinds = [plot_trace.find_kind(n) for s in streams for n, *_ in bands[names[s]]]
