@@ -65,8 +65,8 @@ def local_copies(optimizer):
 def record(module, rank, *, batchnorm=FixedBatchNorm):
     """Make main() save what it computes to RANK.pt.
 
-    means: loss and accuracies, as printed; start, weights: of this rank, before the
-    first step and after the last.
+    means: loss and accuracies, as printed, and how many samples were evaluated;
+    start, weights: of this rank, before the first step and after the last.
     """
     seen = {"means": []}
     nn.Dropout.forward = lambda layer, x: x
@@ -99,9 +99,11 @@ def record(module, rank, *, batchnorm=FixedBatchNorm):
         assert rank == 0 or not isinstance(file, str | Path), "only rank 0 writes"
         save(content, file, *args, **options)
 
-    def recording_metrics(*args, **options):
-        seen["means"].append(to_metrics(*args, **options))
-        return {**seen["means"][-1]}
+    def recording_metrics(sums, *names, **options):
+        means = to_metrics(sums, *names, **options)
+        evaluated = {} if torch.is_grad_enabled() else {"count": sums[-1].item()}
+        seen["means"].append(means | evaluated)
+        return means
 
     def evaluate_after_other_images(model, *args):
         for buffer in model.buffers():  # of BatchNorm
