@@ -24,7 +24,7 @@ test-tensorflow: venv-tensorflow
 	.venv-tensorflow/bin/python -m pytest --override-ini addopts= tests/test_tensorflow.py
 
 test-weekly: venv venv-tensorflow # type every page's commands, as a reader does
-	.venv/bin/python -m pytest -m weekly -n $(WORKERS)
+	.venv/bin/python -m pytest -m weekly -n $(WORKERS) --dist worksteal
 
 test-checkup: venv venv-frameworks # test the checkup by itself
 	$(MAKE) -C checkup test-all PYTHON=../.venv/bin/python

@@ -4,7 +4,6 @@ import fcntl
 import importlib
 import os
 import pty
-import re
 import shutil
 import signal
 import struct
@@ -42,18 +41,6 @@ loaded = {exercise: {} for exercise in EXERCISES}
 def pytest_collection_modifyitems(items):
     """Start the longest tests first, since one worker runs each of them."""
     items.sort(key=lambda item: "test_readmes" not in item.nodeid)
-
-
-@pytest.hookimpl(optionalhook=True)  # TensorFlow's environment has no xdist
-def pytest_xdist_make_scheduler(config, log):
-    """Like --dist loadfile, but each page of test_readmes.py goes to any worker."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByFileOrPage(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            return nodeid if "as_typed" in nodeid else super()._split_scope(nodeid)
-
-    return ByFileOrPage(config, log)
 
 
 def pytest_runtest_logreport(report):
@@ -176,9 +163,7 @@ def run(command, folder, datadir="", timeout=300, **env):
     env = {**os.environ, "DATADIR": str(datadir), **env}
     options = {"capture_output": True, "text": True, "timeout": timeout}
     command = [str(word) for word in command]
-    done = subprocess.run(command, cwd=folder, env=env, **options)
-    done.stdout, done.stderr = map(without_gloo, (done.stdout, done.stderr))
-    return done
+    return subprocess.run(command, cwd=folder, env=env, **options)
 
 
 def on_terminal(command, folder, datadir="", stop_at=None):
@@ -201,11 +186,6 @@ def on_terminal(command, folder, datadir="", stop_at=None):
             stop_at = None
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), shown
-
-
-def without_gloo(text):
-    """Return the text without Gloo's messages of PyTorch before 2.10."""
-    return re.sub("^.*connected peer ranks.*\n", "", text, flags=re.M)
 
 
 def torchrun(processes, command, folder, datadir="", **env):

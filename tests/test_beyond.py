@@ -4,12 +4,10 @@ test_ddp.py tests that each script trains as one process does.
 """
 
 import math
-import os
 import re
 import shutil
 from functools import partial
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import conftest
 import pytest
@@ -116,14 +114,9 @@ def test_checkpoints_that_are_refused(tmp_path, monkeypatch):
         module.check_complete("logs/c/epoch3")
     module.check_complete("logs/a/epoch2")
     dcp.save({"a": torch.ones(2)}, checkpoint_id="logs/d")
-    for other, words in (
-        (torch.ones(3), "ValueError: Size"),
-        (torch.ones(2), "EOF"),
-    ):
-        line = f"logs/d is not a checkpoint of this script .{words}"
-        with raises_user_error(line), module.resuming("logs/d"):
-            dcp.load({"a": other}, checkpoint_id="logs/d")
-        os.truncate("logs/d/__0_0.distcp", 0)
+    line = "logs/d is not a checkpoint of this script .ValueError: Size"
+    with raises_user_error(line), module.resuming("logs/d"):
+        dcp.load({"a": torch.ones(3)}, checkpoint_id="logs/d")
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with raises_user_error("epoch2/.metadata of another user may run code"):
         module.check_complete("logs/a/epoch2")
@@ -154,31 +147,21 @@ def note_order(module, rank):
     module.main = noting_main
 
 
-def read_orders(schedule, gpus, stages):
-    """Return the passes that pipeline.svg shows for each GPU, as note_order()'s."""
-    picture = ElementTree.parse(HERE / "img/pipeline.svg")
-    panel = picture.find(f".//*[@id='{schedule}']")
-    orders = []
-    for gpu in range(gpus):
-        order = []
-        for kind, name in (("F", "on-dark"), ("B", "on-light")):
-            text = panel.find(f"*[@class='{name}']")[gpu]
-            for n, x in enumerate(text.get("x").split()):
-                turn = n // gpus % stages  # as many micro-batches as GPUs per stage
-                stage = turn if kind == "F" else stages - 1 - turn
-                order.append((int(x), kind, stage * gpus + gpu, int(text.text[n])))
-        orders.append([passed for _, *passed in sorted(order)])
-    return orders
-
-
-@pytest.mark.parametrize("schedule, stages", [("1F1B", 1), ("Interleaved1F1B", 2)])
-def test_a_pipeline_runs_as_drawn(schedule, stages, tmp_path):
-    """On 4 GPUs, in one step of 8 micro-batches."""
-    options = "--layers=8", "--epochs=1", "--batch-size=8", "--sequences=32"
-    options += "--micro-batches=8", f"--schedule={schedule}"
-    run = start(tmp_path, "pipeline", *options, ranks=4, patch=note_order)
-    orders = [[[*passed] for passed in order] for order in run.results()]
-    assert orders == read_orders(f"Schedule{schedule}", 4, stages)
+@pytest.mark.parametrize(
+    "schedule, kinds, stages",
+    [
+        ("GPipe", "FFFFBBBB", {1}),
+        ("1F1B", "FBFBFBFB", {1}),
+        ("Interleaved1F1B", "FFFBFBFBFBFBFBBB", {1, 3}),
+    ],
+)
+def test_the_last_gpu_of_a_pipeline(schedule, kinds, stages, tmp_path):
+    """Its passes in a step of four micro-batches on two GPUs, and its stages."""
+    options = "--layers=4", "--epochs=1", "--batch-size=2", "--sequences=4"
+    options += "--micro-batches=4", f"--schedule={schedule}"
+    _, order = start(tmp_path, "pipeline", *options, patch=note_order).results()
+    assert "".join(kind for kind, *_ in order) == kinds
+    assert {stage for _, stage, _ in order} == stages
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from conftest import (
     on_terminal,
     run,
     slow,
-    without_gloo,
 )
 
 SMALL = ["--layers=1", "--width=16", "--heads=2", "--length=16", "--sequences=64"]
@@ -36,7 +35,7 @@ class Job:
             self.process = subprocess.Popen(command, cwd=folder, env=env, **streams)
 
     def output(self):
-        return without_gloo(self.file.read_text())
+        return self.file.read_text()
 
     def wait_for(self, line, seconds=200):
         """Wait until the job has printed this line."""

@@ -102,16 +102,6 @@ def test_each_replica_prints_its_input_size(script, exercise):
     ]
 
 
-def test_the_seed_of_the_data_is_fixed(load):
-    first, again = (
-        [tokens.numpy().tolist() for pair in data for tokens in pair]
-        for data in (load("dataset").random_sequences(20, 30) for _ in range(2))
-    )
-    assert first == again
-    for tokens, targets in zip(first[::2], first[1::2], strict=True):
-        assert tokens[1:] == targets[:-1]
-
-
 def test_user_errors_are_one_line(exercise):
     command = [sys.executable, "tensorflow_scripts/multi_worker_mirrored.py"]
     done = run(command, exercise, TF_CPP_MIN_LOG_LEVEL="3")
