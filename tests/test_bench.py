@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import copy_exercise, make_data, run
-from gpu import jobs, rows_alone, rows_together
+from gpu import jobs, rows_together
 from record_script import Freezer, record
 
 import bench
@@ -116,18 +116,6 @@ def test_a_row_ends_if_a_rank_fails_and_with_it_all_that_ranks_have_started(
     assert "ValueError: wrong" in capsys.readouterr().out
     with (job.folder / "held").open() as file:  # by nobody
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_full_size_has_data_of_its_own(monkeypatch, tmp_path):
-    """Those of the other rows are few: a step or two an epoch."""
-    monkeypatch.setenv("DATADIR", str(tmp_path / "small"))
-    monkeypatch.setenv("RESULTS", str(tmp_path))
-    make, rows = rows_alone.make_data, {}
-    monkeypatch.setattr(rows_alone, "make_data", lambda *args: make(*args[:2], 0.1))
-    rows_alone.test_full_size("MNIST", tmp_path, rows.__setitem__)
-    images = len(torch.load(tmp_path / "data/MNIST/train.pt")["images"])
-    (row,) = rows.values()
-    assert row["steps"] == 2 * math.ceil(images / 64)
 
 
 STEPS = """

@@ -53,15 +53,12 @@ class Job(Run):
 
     target = staticmethod(run_captured)
 
-    def __init__(self, folder, script, *options, data=None, ranks=0, **how):
-        """folder: a new one; script: its path within the repository.
-
-        data: the folder with the data, if it is not DATADIR.
-        """
+    def __init__(self, folder, script, *options, ranks=0, **how):
+        """folder: a new one; script: its path within the repository."""
         if ranks:
             skip_unless_ranks_share()
         (folder / "logs").mkdir(parents=True)
-        data = data or os.environ["DATADIR"]
+        data = os.environ["DATADIR"]
         super().__init__(folder, data, script, *options, ranks=ranks, **how)
 
     def __enter__(self):

@@ -40,18 +40,22 @@ for lesson in exercise8 mnist_multigpu cifar100_demo cinic_lab; do
 done
 (cd beyond_ddp && "${PYTHON[@]}" write_shards.py --tokens 1024) > /dev/null
 
-# Rows that measure a speed or fill the memory have the machine to themselves. Of the others
-# four at a time: eight ranks at most.
 export RESULTS=$PWD/build/test-gpu
 mkdir -p "$RESULTS"
 cd tests/gpu
+pytest() { "${PYTHON[@]}" -m pytest --basetemp "$scratch/rows" "$@"; }
+if [[ $RECORD ]]; then
+    pytest rows_together.py::test_training_script -n 4 "$@"
+    exit
+fi
+# Rows that measure a speed or fill the memory have the machine to themselves. Of the others
+# four at a time: eight ranks at most.
 failed=0
 for rows in together alone; do
     workers=4
     [[ $rows != alone ]] || workers=0
-    "${PYTHON[@]}" -m pytest "rows_$rows.py" -n $workers --basetemp "$scratch/$rows" \
-        --junitxml "$RESULTS/$rows.xml" -o junit_suite_name="$machine" "$@" ||
-        (($? == 5)) || failed=1 # 5: none was chosen
+    pytest "rows_$rows.py" -n $workers --junitxml "$RESULTS/$rows.xml" \
+        -o junit_suite_name="$machine" "$@" || (($? == 5)) || failed=1 # 5: no such row
 done
 echo "Please send the files in $RESULTS"
 exit $failed
