@@ -52,10 +52,14 @@ fi
 # four at a time: eight ranks at most.
 failed=0
 for rows in together alone; do
-    workers=4
+    workers=4 status=0
     [[ $rows != alone ]] || workers=0
     pytest "rows_$rows.py" -n $workers --junitxml "$RESULTS/$rows.xml" \
-        -o junit_suite_name="$machine" "$@" || (($? == 5)) || failed=1 # 5: no such row
+        -o junit_suite_name="$machine" "$@" || status=$?
+    case $status in
+        1) failed=1 ;;
+        [2-4]) exit $status ;; # Ctrl-C, or no such option; 5: no such row
+    esac
 done
 echo "Please send the files in $RESULTS"
 exit $failed
