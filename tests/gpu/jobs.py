@@ -109,10 +109,8 @@ def run_recorded(folder, script, options, cnn=False, **how):
     how: what else Job() takes, such as variables of the environment.
     """
     freeze = cnn and script.startswith(BATCHNORM)
-    patch = partial(record, draw_on_cpu=cnn, freeze=freeze)
-    with Job(
-        folder, script, *options, ranks=ranks_of(script), patch=patch, **how
-    ) as job:
+    how |= {"patch": partial(record, draw_on_cpu=cnn, freeze=freeze)}
+    with Job(folder, script, *options, ranks=ranks_of(script), **how) as job:
         output, records = job.wait(), job.records()
     losses = re.findall(r"[Ll]oss:?\s+(\d+\.\d+)", output)
     speeds = re.findall(r"Epoch.* ([\d.]+) \w+/s", output)
