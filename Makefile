@@ -35,8 +35,8 @@ lint: venv # check the style
 bench: venv # measure speeds against ceilings and naive versions
 	@source common/env.sh && cd bench && "$${PYTHON[@]}" bench.py $(BENCH)
 
-test-gpu: # check everything that needs a GPU, on one or more; writes a file to send
-	@source common/env.sh && cd bench && PYTHONPATH=. "$${PYTHON[@]}" ../tests/gpu.py $(GPU)
+test-gpu: # check everything that needs a GPU, on one or more; writes files to send
+	@bash tests/gpu/run.sh $(GPU)
 
 rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--students 20"
 	@$(PYTHON) tools/rehearse.py "$(LESSON)" $(REHEARSE)

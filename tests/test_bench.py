@@ -1,5 +1,6 @@
-"""bench.py with its timing, and gpu.py, which `make test-gpu` runs."""
+"""bench.py with its timing, and tests/gpu, which `make test-gpu` runs."""
 
+import fcntl
 import json
 import math
 import sys
@@ -7,13 +8,10 @@ from functools import partial
 from itertools import count
 from types import SimpleNamespace
 
-import gpu
-import gpu_jobs
-import gpu_losses
-import gpu_rows
 import pytest
 import torch
 from conftest import copy_exercise, make_data, run
+from gpu import jobs, rows_together
 from record_script import Freezer, record
 
 import bench
@@ -87,60 +85,37 @@ def test_the_last_line_lists_the_rows_below_their_goals():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_gpu_tests_pass_on_cpu_cores():
-    done = run(["make", "test-gpu", "GPU=--cpu"], bench.REPOSITORY, timeout=800)
-    assert done.returncode == 0 and "0 of 12 failed" in done.stdout, done.stdout
-
-
-def test_failures_are_in_the_table_of_the_gpu_tests(tmp_path):
-    table = gpu.Table(tmp_path / "table.json")
-    fails = ["bash", "-c", "echo ValueError; exit 1"]
-    for row in (
-        gpu_rows.Row("hangs", gpu_rows.run, (["sleep", 1000], tmp_path, 1)),
-        gpu_rows.Row("fails", gpu_rows.run, (fails, tmp_path)),
-        gpu_rows.Row("works", lambda: {"loss": 1.5}),
-    ):
-        table.add(row)
-    table.save({"what": "shares", "note": "skipped: NCCL 2.27.5 cannot share a GPU"})
-    assert table.print() == 2
-    rows = json.loads(table.file.read_text())["test_gpu"]["rows"]
-    results = ["timed out after 1 s: ", "status 1: ValueError", "ok", "ok"]
-    assert [row["result"] for row in rows] == results and rows[2]["loss"] == 1.5
+    command = ["make", "test-gpu", "GPU=-m few"]
+    done = run(command, bench.REPOSITORY, timeout=800)
+    assert done.returncode == 0, done.stdout
+    assert "8 passed" in done.stdout and "4 passed" in done.stdout
 
 
 SCRIPT = """
-import os, sys, time
-print("rank", os.environ.get("RANK"), sys.argv[1:])
-if os.environ.get("RANK") == "1":
-    sys.exit("ValueError: wrong")
-time.sleep(1000 if sys.argv[1] == "hang" else 0)
+import fcntl, os, subprocess, time
+if os.environ["RANK"] == "1":
+    while not os.path.exists("held"):
+        time.sleep(0.1)
+    raise ValueError("wrong")
+file = open("held", "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+subprocess.run(["sleep", "1000"], pass_fds=[file.fileno()])
 """
 
 
-def test_jobs_end_by_themselves_by_an_error_and_by_their_time_limit(
-    tmp_path, monkeypatch
+def test_a_row_ends_if_a_rank_fails_and_with_it_all_that_ranks_have_started(
+    tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("DATADIR", "data")
+    monkeypatch.setattr(jobs, "PATIENCE", 1)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    with gpu_jobs.Job(tmp_path / "ends", script, "--one") as job:
-        assert "rank None ['--one']\n" in job.wait()
-    ends = ("hang", 0, "timed out after 5 s: rank None"), ("", 2, "Error: wrong")
-    for option, ranks, message in ends:
-        job = gpu_jobs.Job(tmp_path / f"ends{ranks}", script, option, ranks=ranks)
-        with job, pytest.raises(gpu_jobs.Failed, match=message):
-            job.wait(5 if option else 100)
-        assert not any(process.is_alive() for process in job.processes)
-
-
-def test_full_size_has_data_of_its_own(monkeypatch, tmp_path):
-    """Those of the other rows are few: a step or two an epoch."""
-    monkeypatch.setenv("DATADIR", str(tmp_path / "small"))
-    make = gpu_rows.make_data
-    monkeypatch.setattr(gpu_rows, "make_data", lambda *args: make(*args[:2], 0.1))
-    mnist = gpu_rows.FULL["MNIST"]
-    row = gpu_rows.train_at_full_size(tmp_path, tmp_path, "MNIST", *mnist)
-    images = len(torch.load(tmp_path / "full/MNIST/train.pt")["images"])
-    assert row["one"]["steps"] == 2 * math.ceil(images / 64)
+    with jobs.Job(tmp_path / "job", script, ranks=2) as job:  # noqa: SIM117
+        with pytest.raises(AssertionError, match="exit status 1"):
+            job.wait()
+    assert "ValueError: wrong" in capsys.readouterr().out
+    with (job.folder / "held").open() as file:  # by nobody
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 STEPS = """
@@ -169,7 +144,7 @@ def test_losses_and_waits_are_recorded(tmp_path, monkeypatch):
     patch = partial(record, draw_on_cpu=True)
     for file in "x.py", "x.py", "site-packages/torch/amp/grad_scaler.py":
         folder = tmp_path / str(len(found))
-        with gpu_jobs.Job(folder, script, file, patch=patch) as job:
+        with jobs.Job(folder, script, file, patch=patch) as job:
             job.wait()
             found += job.records()
     mine, same, torchs = found
@@ -193,27 +168,35 @@ def test_the_weights_change_in_one_step_only():
         assert weights.item() == -steps
 
 
-def test_a_gpus_losses_are_compared_with_a_cpus():
-    rank = {"training": [2.3, 2.2], "evaluation": [2.1], "weights": "a"}
-    right = {"ranks": [rank, rank]}
-    assert gpu_losses.compare(right, right)["far_from_cpu"] == 0
-    wrong = {
-        "rank 1, training, loss 2: 2.22, but 2.2": {"training": [2.3, 2.22]},
-        "rank 1, training, loss 1: nan": {"training": [math.nan, 2.2]},
-        "rank 1, evaluation, loss 1": {"evaluation": [2.4]},
-        "weights differ": {"weights": "b"},
-    }
-    for message, change in wrong.items():
-        with pytest.raises(gpu_jobs.Failed, match=message):
-            gpu_losses.compare({"ranks": [rank, rank | change]}, right)
-    for losses in [4.0, 1.50], [1.471], [4.0, math.inf]:
-        with pytest.raises(gpu_jobs.Failed, match="on a CPU"):
-            gpu_losses.compare({"printed": losses}, {"printed": [4.052, 1.471]})
-    assert gpu_losses.compare({"printed": [9, 1.474]}, {"printed": [4.052, 1.471]})
+RANK = {"training": [2.3, 2.2], "evaluation": [2.1], "weights": "a"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": [2.3, 2.22]},
+        {"training": [math.nan, 2.2]},
+        {"evaluation": [2.15]},
+        {"weights": "b"},
+    ],
+)
+def test_each_rank_must_have_a_cpus_losses_and_the_others_weights(change):
+    right = {"ranks": [RANK, RANK]}
+    assert rows_together.compare(right, right) == 0
+    with pytest.raises(AssertionError):
+        rows_together.compare({"ranks": [RANK, RANK | change]}, right)
+
+
+@pytest.mark.parametrize("printed", [[4.0, 1.50], [1.471], [4.0, math.inf]])
+def test_the_last_printed_loss_must_be_a_cpus(printed):
+    right = {"printed": [4.052, 1.471]}
+    assert rows_together.compare({"printed": [9, 1.474]}, right) == 0.002039
+    with pytest.raises(AssertionError):
+        rows_together.compare({"printed": printed}, right)
 
 
 def test_each_training_script_has_losses_and_tensorflows_have_none():
-    recorded = gpu_losses.load()
-    scripts = {*gpu_rows.list_scripts(few=False)}
+    recorded = json.loads(rows_together.LOSSES.read_text())
+    scripts = {*rows_together.list_scripts()}
     assert scripts <= recorded.keys() and "beyond_ddp/accumulate.py" in scripts
     assert "tensorflow" not in " ".join(scripts)

@@ -46,5 +46,5 @@ def test_it_runs_on_cpu_cores(tmp_path):
     cells = code_cells(tmp_path / "kaggle.ipynb")
     output = ["".join(o.get("text", "") for o in cell.outputs) for cell in cells]
     assert "env: SITE=notebook" in output[1] and output[1].strip().endswith(" 0")
-    assert "tests/gpu.py" in output[3] and "install.sh" not in output[3], output[3]
+    assert "gpu/run.sh" in output[3] and "install.sh" not in output[3], output[3]
     assert "pretrained_multigpu " in output[2].partition("speed-up")[2], output[2]
