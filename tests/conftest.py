@@ -30,7 +30,7 @@ for variable in [v for v in os.environ if v.startswith(tuple(AROUND.split()))]:
 # By the second one env.sh sees no driver, also where a test sets the first.
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
 os.environ |= HIDDEN | {"OMP_NUM_THREADS": "1", "SMALL": "0"}  # options of their own
-path = [str(REPOSITORY / "tests/idle"), os.environ.get("PYTHONPATH", "")]
+path = [str(REPOSITORY / "tests/no_load"), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
 QUICK = ("--backbone", "tinyvgg", "--epochs", "1", "--finetune-epochs", "1")
 WITH_DATA = ("exercise8", "mnist_multigpu", "cifar100_demo", "cinic_lab")

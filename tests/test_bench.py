@@ -9,10 +9,11 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+import run_ranks
 import torch
 from conftest import copy_exercise, make_data, run
 from gpu import jobs, rows_together
-from record_script import Freezer, record
+from gpu.recorder import Freezer, record
 
 import bench
 import timing
@@ -107,7 +108,7 @@ def test_a_row_ends_if_a_rank_fails_and_with_it_all_that_ranks_have_started(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("DATADIR", "data")
-    monkeypatch.setattr(jobs, "PATIENCE", 1)
+    monkeypatch.setattr(run_ranks, "PATIENCE", 1)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with jobs.Job(tmp_path / "job", script, ranks=2) as job:  # noqa: SIM117

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from conftest import REPOSITORY, call, raises_user_error
-from fork_ranks import Run
-from record_rank import record
+from record_training import record
+from run_ranks import Run
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import cross_entropy, one_hot

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import load as load_module
 from conftest import raises_user_error
-from fork_ranks import Run
+from run_ranks import Run
 
 state = load_module("cinic_lab", "state")
 random_states = load_module("cinic_lab", "random_states")

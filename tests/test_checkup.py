@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from conftest import REPOSITORY, copy_exercise, make_data, run, slow
-from fork_ranks import Run
+from run_ranks import Run
 from test_readmes import blocks
 
 INTRO = "--layers=1 --width=16 --heads=2 --length=8 --sequences=64 --epochs=2"

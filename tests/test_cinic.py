@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from conftest import REPOSITORY, call, copy_exercise, load, raises_user_error, run
-from fork_ranks import Run
+from run_ranks import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 CPU = torch.device("cpu")

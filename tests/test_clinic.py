@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from conftest import REPOSITORY, copy_exercise, fails, run, slow
-from fork_ranks import Run
+from run_ranks import Run
 from test_checkup import checkup, failed
 
 FAILED_CHECKS = """set-epoch seeds gradients split coverage files collectives

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import REPOSITORY, slow
-from fork_ranks import Run
-from record_rank import record
+from record_training import record
+from run_ranks import Run
 from test_checkup import checkup, failed
 from torch.nn.utils import parameters_to_vector
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import copy_exercise, run
-from fork_ranks import Run
-from record_rank import record
+from record_training import record
+from run_ranks import Run
 from test_faults import Job
 
 TINY = "--layers=2 --width=32 --heads=4 --length=16 --lr=0.3 --sequences=48"

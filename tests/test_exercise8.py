@@ -3,8 +3,8 @@
 import pytest
 import torch
 from conftest import load, raises_user_error
-from fork_ranks import Run
-from record_rank import record
+from record_training import record
+from run_ranks import Run
 
 backbones = load("exercise8", "backbones")
 load_features = backbones.load_features

@@ -11,8 +11,8 @@ import conftest
 import pytest
 import torch
 from conftest import call, copy_exercise, raises_user_error, run
-from fork_ranks import Run
-from record_rank import record
+from record_training import record
+from run_ranks import Run
 from torch.nn.functional import cross_entropy
 
 TINY = ("--layers", 2, "--width", 32, "--heads", 4, "--length", 16, "--lr", 0.003)

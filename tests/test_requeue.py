@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import copy_exercise, load
-from fork_ranks import Run
+from run_ranks import Run
 from test_checkpoint import SmallRun, same
 from test_checkpoint import load as read
 from test_faults import Job

@@ -7,7 +7,7 @@ import conftest
 import pytest
 import torch
 from conftest import REPOSITORY, call, raises_user_error
-from fork_ranks import Run
+from run_ranks import Run
 
 PAGE = REPOSITORY / "beyond_ddp/WHAT_FITS.md"
 # What the safetensors of https://huggingface.co/meta-llama have.

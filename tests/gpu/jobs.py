@@ -1,18 +1,18 @@
 """Scripts that `make test-gpu` runs, as one process or as ranks."""
 
 import json
+import math
 import os
 import re
 import signal
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from fork_ranks import Run, run_script
-from record_script import record
+from gpu.recorder import record
+from run_ranks import Run, run_script
 
 from common.data import REPOSITORY
 
@@ -21,7 +21,6 @@ WAIT = [
     *("model_parallel", "pipeline"),  # parts of a model wait for each other
     "experts",  # the CPU must know how many tokens each rank sends
 ]
-PATIENCE = 30  # seconds, with a rank that waits for one that failed
 
 
 def skip_unless_ranks_share():
@@ -80,19 +79,18 @@ class Job(Run):
         return "\n".join(file.read_text(errors="replace") for file in files)
 
     def wait(self, expected=0):
-        """Return the output; fail with another exit status."""
-        statuses = [None]
-        while None in statuses and not any(statuses):
-            time.sleep(0.05)
-            statuses = [process.exitcode for process in self.processes]
-        for process in self.processes:
-            process.join(PATIENCE)
-        status = max(filter(None, self.kill()), default=0)
+        """Return the output; fail with another exit status.
+
+        pytest-timeout ends a row that hangs.
+        """
+        statuses = self.join(math.inf)
+        self.kill()  # also what the ranks have started
+        status = max(filter(None, statuses), default=0)
         assert status == expected, f"exit status {status}"
         return self.output()
 
     def records(self):
-        """Return what record() of record_script.py saved for each rank."""
+        """Return what record() of recorder.py saved for each rank."""
         files = [self.folder / f"{rank}.json" for rank in range(len(self.processes))]
         return [json.loads(file.read_text()) for file in files]
 

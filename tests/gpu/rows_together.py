@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.jobs import Job, run_recorded
-from record_script import record
+from gpu.recorder import record
 
 from common.data import REPOSITORY
 from tools.pairs import PAIRS

@@ -61,5 +61,6 @@ for rows in together alone; do
         [2-4]) exit $status ;; # Ctrl-C, or no such option; 5: no such row
     esac
 done
-echo "Please send the files in $RESULTS"
+tar --create --gzip --file "$RESULTS.tar.gz" --directory build test-gpu
+echo "Please send $RESULTS.tar.gz"
 exit $failed

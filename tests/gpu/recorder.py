@@ -172,7 +172,7 @@ def hash_weights(optimizer):
 
 
 def record(module, rank, draw_on_cpu, freeze=False):
-    """Make main() save its waits in RANK.json; for Run(patch=...) of fork_ranks.py.
+    """Make main() save its waits in RANK.json; for Run(patch=...) of run_ranks.py.
 
     draw_on_cpu: also the losses of each batch, on the CPU's random numbers; freeze:
     change the weights in the first step only.

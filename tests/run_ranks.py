@@ -26,7 +26,8 @@ PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "torchvision"]
 PRELOADED += ["torch.distributed.tensor.parallel", "torch.utils.tensorboard"]
 PRELOADED += ["line_profiler"]
 # These as well where the tests have imported them.
-OURS = {"conftest", "record_rank", "record_script"}
+OURS = {"conftest", "record_training", "gpu.recorder"}
+PATIENCE = 30  # seconds, with ranks that wait for one that failed
 PORTS = deque(maxlen=100)  # sockets that keep the last ports of free_port()
 
 
@@ -35,8 +36,8 @@ def server():
     """Return a context whose processes are forked from the server."""
     context = get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *(OURS & sys.modules.keys())])
-    tests = REPOSITORY / "tests"
-    path = f"{tests}:{tests / 'idle'}:{REPOSITORY}"  # where it finds what it imports
+    folders = REPOSITORY / "tests", REPOSITORY / "tests/no_load", REPOSITORY
+    path = os.pathsep.join(map(str, folders))  # where it finds what it imports
     with mock.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()
     return context
@@ -132,12 +133,12 @@ class Run:
         """Return the exit statuses, None for a rank that had to be killed.
 
         limit: in seconds. When a rank fails, the others may wait for it for ever, so
-        they are killed after 30 s.
+        they are killed after PATIENCE.
         """
         end = time.monotonic() + limit
         while any(process.is_alive() for process in self.processes):
             if any(process.exitcode for process in self.processes):
-                end = min(end, time.monotonic() + 30)
+                end = min(end, time.monotonic() + PATIENCE)
             if time.monotonic() > end:
                 break
             time.sleep(0.05)

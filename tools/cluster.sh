@@ -1,8 +1,8 @@
 #!/bin/bash
 # A real Slurm with two nodes on this machine, for tests and for rehearsing a class.
 #
-#     sudo bash tests/slurm/cluster.sh up [FOLDER]      starts it, and says what to type next
-#     sudo bash tests/slurm/cluster.sh down [FOLDER]    ends it and all of its jobs
+#     sudo bash tools/cluster.sh up [FOLDER]      starts it, and says what to type next
+#     sudo bash tools/cluster.sh down [FOLDER]    ends it and all of its jobs
 #
 # Each node has 64 CPUs, 600 GB and 8 GPUs, on paper only: its jobs run on the CPU. It is a
 # network namespace with an address and a host name of its own, so what two nodes say to

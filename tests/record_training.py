@@ -1,6 +1,6 @@
 """A recorder of a training script's steps in one rank, without randomness.
 
-For Run(patch=record) of fork_ranks.py. Two runs of the same steps have the same
+For Run(patch=record) of run_ranks.py. Two runs of the same steps have the same
 numbers then, on any number of ranks.
 """
 

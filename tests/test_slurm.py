@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY, copy_exercise, fails, run
-from fork_ranks import Run
+from run_ranks import Run
 from test_checkpoint import load, same
 from test_requeue import OPTIONS, SCRIPT, copy_that_sleeps
 from test_run_scripts import RUN_SCRIPTS, WORDS, copy_common, shows
@@ -46,7 +46,7 @@ run(main)
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
     """Start a cluster with typed GPUs, as on LUMI; yield its SLURM_CONF."""
-    script = REPOSITORY / "tests/slurm/cluster.sh"
+    script = REPOSITORY / "tools/cluster.sh"
     folder = tmp_path_factory.mktemp("slurm") / "cluster"
     try:
         done = run(["bash", script, "up", folder], "/", GPU_TYPE="mi250")
