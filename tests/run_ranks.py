@@ -127,7 +127,9 @@ class Run:
     def kill(self):
         for process in self.processes:
             process.kill()  # SIGKILL
-        return self.join()
+        for process in self.processes:
+            process.join()
+        return [process.exitcode for process in self.processes]
 
     def join(self, limit=300):
         """Return the exit statuses, None for a rank that had to be killed.
@@ -143,9 +145,7 @@ class Run:
                 break
             time.sleep(0.05)
         statuses = [process.exitcode for process in self.processes]
-        for process in self.processes:
-            process.kill()
-            process.join()
+        self.kill()
         return statuses
 
     def results(self):
