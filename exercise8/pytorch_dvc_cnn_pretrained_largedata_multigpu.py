@@ -1,4 +1,4 @@
-"""DDP, large training set: each GPU has its shard of 22,000 photos.
+"""DDP, large training set: each GPU trains on its shard of 22,000 photos.
 
     sbatch run.sh pytorch_dvc_cnn_pretrained.py                   # one GPU
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP, two GPUs

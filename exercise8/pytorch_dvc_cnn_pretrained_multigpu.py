@@ -1,4 +1,4 @@
-"""DDP: one process per GPU, each with its shard of the photos.
+"""DDP: one process per GPU, which trains on its shard of the photos.
 
     sbatch run.sh pytorch_dvc_cnn_pretrained.py                   # one GPU
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP, two GPUs

@@ -22,7 +22,7 @@ from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the da
 from backbones import BACKBONES, WEIGHT_SETS, load_features
 from common.data import make_loader, normalise
 from common.device import get_device, get_ranks  # DDP: the ranks
-from common.errors import UserError, positive, run  # STRONG: the error
+from common.errors import UserError, positive, run  # STRONG: if the batch is uneven
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
@@ -128,7 +128,7 @@ def main():
 
     if args.batch_size % world_size:  # STRONG: each GPU needs an equal share
         raise UserError(f"use a --batch-size divisible by {world_size}")
-    args.batch_size //= world_size  # STRONG: per GPU
+    args.batch_size //= world_size  # STRONG: the batch per GPU
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
