@@ -82,7 +82,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         if step % args.log_interval == 0 or step == num_steps:
             loss = loss.detach()  # DDP: the number without its graph, to be summed
             dist.all_reduce(loss)  # DDP: the sum over all ranks
-            loss = loss / dist.get_world_size()  # DDP: their mean
+            loss = loss / dist.get_world_size()  # DDP: the mean of the ranks' losses
             seen = min(step * log.global_batch, images)
             progress = f"{seen}/{images} ({seen / images:.0%})"
             loss = loss.item()  # .item() waits for the GPU: not in every step
@@ -134,7 +134,7 @@ def main():
     )
     parser.add_argument("--gamma", type=float, default=0.7, help="decay of --lr")
     parser.add_argument(
-        "--log-interval", type=positive, default=10, help="steps per log"
+        "--log-interval", type=positive, default=10, help="steps per log line"
     )
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument(
@@ -152,7 +152,7 @@ def main():
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
-    train_set, test_set = mnist()  # bytes in memory, made floats on the GPU
+    train_set, test_set = mnist()  # uint8 in memory, made float on the GPU
     # channels_last is the order in memory that convolutions on tensor cores read.
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
@@ -185,7 +185,7 @@ def main():
         scheduler.step()  # sets the learning rate of the next epoch
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    if args.save_model and rank == 0:  # DDP: one process writes
+    if args.save_model and rank == 0:  # DDP: only rank 0 writes
         torch.save(model.state_dict(), "mnist_cnn.pt.part")
         os.replace("mnist_cnn.pt.part", "mnist_cnn.pt")  # never half a file
     accuracy, profiled = test_metrics["accuracy"], profile.enabled

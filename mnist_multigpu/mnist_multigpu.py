@@ -128,7 +128,7 @@ def main():
     )
     parser.add_argument("--gamma", type=float, default=0.7, help="decay of --lr")
     parser.add_argument(
-        "--log-interval", type=positive, default=10, help="steps per log"
+        "--log-interval", type=positive, default=10, help="steps per log line"
     )
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument(
@@ -145,7 +145,7 @@ def main():
     profile.write_config |= {"stdout": False, "timestamped_text": False}
     torch.manual_seed(args.seed)
 
-    train_set, test_set = mnist()  # bytes in memory, made floats on the GPU
+    train_set, test_set = mnist()  # uint8 in memory, made float on the GPU
     # channels_last is the order in memory that convolutions on tensor cores read.
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, gpus)  # DP: counts all GPUs
