@@ -1,4 +1,4 @@
-"""DDP: one process per GPU, each with its shard of the data.
+"""DDP: one process per GPU, which trains on its shard of the data.
 
     sbatch jobscript.sh single.py # or jobscript_dp.sh dp.py, jobscript_ddp.sh ddp.py
 

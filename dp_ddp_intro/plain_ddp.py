@@ -37,9 +37,9 @@ class Transformer(nn.Module):
 
 
 def make_data():
-    """Return random tokens, of which most follow from the one before, as a data set.
+    """Return a data set of random tokens, most of which follow from the one before.
 
-    With a seed of its own, so that every process makes the same data.
+    The seed is fixed, so that every process makes the same data.
     """
     generator = torch.Generator().manual_seed(0)
     successor = torch.randperm(VOCABULARY, generator=generator)
