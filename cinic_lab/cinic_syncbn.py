@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument(
-        "--log-interval", type=positive, default=50, help="steps per log"
+        "--log-interval", type=positive, default=50, help="steps per log line"
     )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -100,7 +100,7 @@ def main():
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
-    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype says
+    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype is set
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
@@ -137,7 +137,7 @@ def main():
             data_time += time.perf_counter() - step_end
             # DDP: train with the wrapper, which averages gradients
             sums += train_step(ddp_model, batch, optimizer, device, state.scaler)
-            # Reading the sums waits for the GPU: once in many steps, not in each.
+            # Reading the sums waits for the GPU, so it happens once in many steps.
             if step % args.log_interval == 0 or step == num_steps:
                 dist.all_reduce(sums)  # DDP: the sum over all ranks
                 total += sums
@@ -164,7 +164,7 @@ def main():
         log.epoch(epoch, len(train_set), seconds)
         for name, value in val_metrics.items() if writer else ():  # DDP: only rank 0
             writer.add_scalar(f"validation/{name}", value, epoch * num_steps)
-            writer.flush()  # TB: at once, not within two minutes
+            writer.flush()  # TB: write at once, not within two minutes
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.write_result(acc1, training_seconds)
