@@ -41,7 +41,7 @@ def run(main):
     On Ctrl-C torchrun's ranks end at once, because a rank that waits for another in
     C++ would not see Python's KeyboardInterrupt.
     """
-    # TensorFlow's scripts have no PyTorch, so dist.is_torchelastic_launched() is out.
+    # dist.is_torchelastic_launched() needs PyTorch; TensorFlow's scripts have none.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

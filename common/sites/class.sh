@@ -12,6 +12,6 @@ export TORCH_HOME=${TORCH_HOME:-$course/data/torch} # exercise 8: VGG16's weight
 # export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-project_1234}
 # export SBATCH_PARTITION=${SBATCH_PARTITION:-gpu}
 # export SBATCH_RESERVATION=${SBATCH_RESERVATION-monday} # for none: export SBATCH_RESERVATION=
-if [[ ! ${SBATCH_MEM_PER_NODE:-${SBATCH_MEM_PER_CPU:-}} ]]; then # srun accepts only one of these
+if [[ ! ${SBATCH_MEM_PER_NODE:-${SBATCH_MEM_PER_CPU:-}} ]]; then # Slurm accepts only one of these
     export SBATCH_MEM_PER_GPU=${SBATCH_MEM_PER_GPU:-16G} # of the node's memory, for each GPU
 fi
