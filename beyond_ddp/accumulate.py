@@ -23,7 +23,7 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, batches, optimizer, device, m):  # ACC: m micro-batches a step
+def train(model, batches, optimizer, device, m):  # ACC: m micro-batches per step
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for i, (tokens, targets) in enumerate(batches, 1):  # ACC: micro-batches
@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # ACC: per step; --batch-size and the printed milliseconds are of a micro-batch
+    # ACC: number per step; --batch-size and printed times are per micro-batch
     parser.add_argument("--accumulate", type=int, default=4, help="micro-batches")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")

@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
-from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: of PyTorch
+from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: ready-made
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler  # DDP: shards of the data

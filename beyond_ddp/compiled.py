@@ -67,7 +67,7 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
-    model.compile()  # COMPILE: at the first batch, by C++ or Triton
+    model.compile()  # COMPILE: at the first batch, to C++ or Triton code
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

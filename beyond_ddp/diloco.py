@@ -35,9 +35,9 @@ def train(model, batches, optimizer, device, h, shared, outer):  # DILOCO: outer
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if i % h == 0 or i == len(batches):  # LSGD: else, sends nothing
+        if i % h == 0 or i == len(batches):  # LSGD: other steps send nothing
             weights = utils.parameters_to_vector(model.parameters()).detach()
-            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
+            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: ranks' mean
             shared.grad = shared - weights  # DILOCO: minus the mean change
             outer.step()  # DILOCO: updates the shared weights
             weights.copy_(shared)  # DILOCO: the parameters become views of this copy

@@ -47,7 +47,7 @@ def main():
     )
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
-    # ELASTIC: the batch of all GPUs; the checkpoint of each epoch, to resume
+    # ELASTIC: the global batch, and the checkpoint that every epoch writes
     parser.add_argument("--batch-size", type=int, default=32, help="global batch")
     parser.add_argument("--checkpoint", default="logs/elastic.pt", help="file")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
@@ -80,7 +80,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     done = elastic_state.load_checkpoint(args, model, optimizer)  # ELASTIC: epochs
     start = time.perf_counter()
-    for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: those left
+    for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: epochs left
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()

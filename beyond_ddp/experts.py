@@ -1,4 +1,4 @@
-"""Expert parallelism: each GPU has other experts of a mixture.
+"""Expert parallelism: each GPU holds different experts of a mixture.
 
     sbatch jobscript_ddp.sh experts.py  # EP: experts on different GPUs
 

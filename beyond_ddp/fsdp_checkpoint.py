@@ -21,7 +21,7 @@ from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import random_sequences
-from dcp_checkpoint import AppState, resuming  # DCP: what it saves, one-line errors
+from dcp_checkpoint import AppState, resuming  # DCP: the state, one-line errors
 from model import Transformer
 
 
@@ -89,11 +89,11 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     state = AppState(model, optimizer, log)  # DCP: what to save, with the epoch
     if args.resume is not None:
-        # DCP: ends in one line if the checkpoint is incomplete or another script's
+        # DCP: prints one line if the checkpoint is incomplete or another script's
         with resuming(args.resume):
-            dcp.load({"run": state}, checkpoint_id=args.resume)  # DCP: on any ranks
+            dcp.load({"run": state}, checkpoint_id=args.resume)  # DCP: reshards it
     start = time.perf_counter()
-    for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: those left
+    for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: epochs left
         sampler.set_epoch(epoch)  # DDP: a new order in each epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()

@@ -1,6 +1,6 @@
 """FSDP and tensor parallelism: a mesh of GPUs in two dimensions.
 
-    sbatch jobscript_ddp.sh fsdp_tp.py  # TP: and FSDP; best on four GPUs
+    sbatch jobscript_ddp.sh fsdp_tp.py  # TP: with FSDP, best on four GPUs
 
 Without a GPU, the run script adds the options in small.txt: a small model.
 """
@@ -89,7 +89,7 @@ def main():
     reduce_dtype = output_dtype = torch.float32
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
-        fully_shard(layer, mesh=data, mp_policy=policy)  # TP: shards what TP left
+        fully_shard(layer, mesh=data, mp_policy=policy)  # TP: shards TP's parts
     fully_shard(model, mesh=data, mp_policy=policy)
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")

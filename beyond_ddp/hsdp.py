@@ -73,7 +73,7 @@ def main():
     model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
-    # HSDP: a row of the mesh is a node: shards in a row, averages over columns
+    # HSDP: a row of the mesh is a node; rows hold shards, columns average gradients
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
     # FSDP: layers compute in param_dtype; sums of gradients and outputs have 32 bits
     param_dtype = torch.bfloat16 if args.bf16 else torch.float32

@@ -35,9 +35,9 @@ def train(model, batches, optimizer, device, h):  # LSGD: averages after h steps
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if i % h == 0 or i == len(batches):  # LSGD: else, sends nothing
+        if i % h == 0 or i == len(batches):  # LSGD: other steps send nothing
             weights = utils.parameters_to_vector(model.parameters()).detach()
-            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
+            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: ranks' mean
             utils.vector_to_parameters(weights, model.parameters())
     dist.all_reduce(sums)  # DDP: the sum over all ranks
     return to_metrics(sums, check_finite=True)

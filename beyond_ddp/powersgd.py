@@ -10,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
-from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: of PyTorch
+from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: ready-made
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
@@ -69,7 +69,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    # HOOK: one bucket, as Gloo sent the factors of several in different orders
+    # HOOK: one bucket, as with several Gloo's ranks sent them in different orders
     ddp_model = DDP(model, bucket_cap_mb=1000)
     power = hooks.powerSGD_hook  # HOOK: averages two factors of each gradient
     state = power.PowerSGDState(None, args.matrix_rank, start_powerSGD_iter=10)

@@ -75,7 +75,7 @@ def main():
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
         tp.parallelize_module(block, mesh, plan)  # TP: splits it, adds all-reduces
-    model.to(device)  # TP: the rest, whole on each GPU
+    model.to(device)  # TP: the rest, whole on every GPU
     weights = model.parameters()  # TP: DTensors and plain tensors, which do not mix
 
     sampler = RandomSampler(train_set)

@@ -74,7 +74,7 @@ def main():
     sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    # ZERO: it takes the optimizer's class, and makes one for the shard of this rank
+    # ZERO: takes the optimizer's class, and builds one for this rank's shard
     params, adam, lr = model.parameters(), torch.optim.Adam, args.lr
     optimizer = ZeroRedundancyOptimizer(params, adam, lr=lr, fused=True)
     start = time.perf_counter()
