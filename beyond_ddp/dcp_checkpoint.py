@@ -1,4 +1,4 @@
-"""The state that torch.distributed.checkpoint (DCP) saves, and a check of files."""
+"""The state that torch.distributed.checkpoint (DCP) saves, and a check before."""
 
 import os
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class AppState(Stateful):
         self.folder = folder[0]
 
     def state_dict(self):
-        """Return this rank's shards; their names do not depend on the rank."""
+        """Return this rank's shards; their names do not depend on world size."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "epoch": self.epoch}
 

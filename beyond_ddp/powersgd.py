@@ -69,7 +69,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    # HOOK: one bucket, as with several Gloo's ranks sent them in different orders
+    # HOOK: one bucket, as Gloo's ranks sent those of several in different orders
     ddp_model = DDP(model, bucket_cap_mb=1000)
     power = hooks.powerSGD_hook  # HOOK: averages two factors of each gradient
     state = power.PowerSGDState(None, args.matrix_rank, start_powerSGD_iter=10)
