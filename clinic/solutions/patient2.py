@@ -30,7 +30,7 @@ def build_model():
 
 
 def augment(images):
-    """Return the images (N, 3, H, W), dimmed, half of them flipped; and a mask."""
+    """Return dimmed images (N, 3, H, W), half of them flipped, and which are."""
     flips = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
     images = torch.where(flips, images.flip(3), images)
     dimmed = torch.empty(len(images), 1, 1, 1, device=images.device).uniform_(0.5, 1)
