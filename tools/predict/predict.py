@@ -35,7 +35,7 @@ from prediction_plot import draw_predictions
 from results import leave_out, read_runs, warn
 
 IMAGENET = 1281167  # images
-WORTH_IT = 0.75  # of the ideal gain: twice the GPUs give 1.5 times the speed
+WORTH_IT = 0.75  # of the ideal gain: twice the GPUs must give 1.5 times the speed
 HOST_BOUND = 2  # times as long as the arithmetic takes at ResNet-50's FLOP/s
 
 
