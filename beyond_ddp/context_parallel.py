@@ -1,4 +1,4 @@
-"""Context parallelism: each GPU has a part of every sequence.
+"""Context parallelism: each GPU trains on a part of every sequence.
 
     sbatch jobscript_ddp.sh context_parallel.py  # CP: parts of sequences
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each GPU has some of the layers.
+"""Pipeline parallelism: each GPU holds some of the layers.
 
     sbatch jobscript_ddp.sh pipeline.py  # PP: pipeline parallelism
 

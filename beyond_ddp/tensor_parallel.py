@@ -1,4 +1,4 @@
-"""Tensor parallelism: each GPU has a part of every layer.
+"""Tensor parallelism: each GPU holds a part of every layer.
 
     sbatch jobscript_ddp.sh tensor_parallel.py  # TP: tensor parallelism
 
