@@ -101,7 +101,7 @@ def test(model, device, test_loader, log):
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)  # the mean over this batch
         # The answer is the digit with the largest log-probability. The sums stay on
-        # the GPU, because reading them for each batch would wait for it.
+        # the GPU, because reading them in every batch would make the CPU wait.
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     dist.all_reduce(sums)  # DDP: the sum over all ranks
     test_metrics = to_metrics(sums)  # waits until the GPU has tested all batches
@@ -146,7 +146,7 @@ def main():
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
     torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
-    # For slurm_ddp.sh: with LINE_PROFILE=1 each process writes a profile to logs/.
+    # For slurm_ddp.sh: with LINE_PROFILE=1 every process writes a profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
