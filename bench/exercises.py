@@ -4,7 +4,7 @@
 
 Prints the rows of one exercise as JSON, each as soon as it is measured: those of one
 process, and under torchrun those of DDP. Modules of several exercises have the same
-name, so each exercise has a process of its own.
+name, so every exercise runs in a separate process.
 """
 
 import json
