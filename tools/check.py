@@ -13,10 +13,10 @@ It needs only PyTorch and machine.py: copy both to any cluster, and run
 --local-addr=127.0.0.1.)
 
 Prints which PyTorch it found, the devices of all processes, and the speed of
-communication, of matrix products and of reading DATADIR. The last line says that all
-is well, or what is wrong and what to do. It takes less than two minutes. The file
-logs/check-JOB.json, or that of `--to FILE`, contains all results. Ranks that do not
-answer within 60 seconds are listed.
+communication, of matrix products and of reading DATADIR. The last line reports that
+all is well, or what is wrong and what to do. The check takes less than two minutes.
+All results go to logs/check-JOB.json, or to the file of `--to FILE`. Ranks that do
+not answer within 60 seconds are listed.
 
 Exit status: 0; 1 if something is wrong; 2 if the check had to stop.
 """
