@@ -36,6 +36,6 @@ def make_synthetic_data(doc, name, splits, make):
         folder.mkdir(parents=True, exist_ok=True)
         make(folder, args.scale)
     elif args.scale != 1:
-        print(f"{folder} exists already: delete it to use another --scale")
+        print(f"{folder} exists already: delete it for another --scale")
     datadir = shlex.quote(str(args.to.resolve()))
     print(f"{folder} is ready: run `export DATADIR={datadir}`")
