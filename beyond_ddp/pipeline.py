@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # PP: the ranks
+from common.device import get_device, get_ranks  # PP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics

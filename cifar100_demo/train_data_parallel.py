@@ -119,7 +119,7 @@ def main():
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed)
 
     train_set, val_set = cifar100()
@@ -132,7 +132,7 @@ def main():
     writer = SummaryWriter(log.folder)
     log.print(f"Autocast dtype: {dtype}")
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
-    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in every step
     sampler = RandomSampler(train_set)
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers

@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torchvision import models
 
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: the ranks
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: get_ranks
 from common.errors import positive, run
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
@@ -125,7 +125,7 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
@@ -139,10 +139,11 @@ def main():
     writer = SummaryWriter(log.folder) if rank == 0 else None  # DDP: rank 0 writes
     log.print(f"Autocast dtype: {dtype}")
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
-    ddp_model.broadcast_buffers = False  # DDP: no need in each step; see evaluate()
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
+    ddp_model.broadcast_buffers = False  # DDP: evaluate() does it, once per epoch
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard, and evaluates every world_size-th image
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
@@ -159,7 +160,7 @@ def main():
         prof.start()
     training_start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients
         sums = train(ddp_model, loader, optimizer, device, scaler, prof, log, writer)

@@ -91,7 +91,7 @@ def main():
 
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed)
 
     dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype is set
@@ -100,7 +100,7 @@ def main():
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, gpus)  # DP: counts all GPUs
     writer = SummaryWriter(log.folder)  # TB: one folder per run
-    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in every step
 
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
     sampler = RandomSampler(train_set)

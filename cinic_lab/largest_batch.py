@@ -74,7 +74,7 @@ def main():
     parser.add_argument("--max-batch-size", type=int, default=2**20, help="images")
     args = parser.parse_args()
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     if device.type == "cpu":
         raise UserError("no GPU here: run this on a GPU, or skip it")
     gpu = torch.get_device_module(device)

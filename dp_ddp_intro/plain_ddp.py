@@ -67,7 +67,7 @@ def main():
     loader = DataLoader(train_set, batch_size=16, sampler=sampler)  # 16 per process
     optimizer = torch.optim.Adam(ddp_model.parameters(), lr=0.003)
     for epoch in range(1, 5):
-        sampler.set_epoch(epoch)  # a new order in each epoch
+        sampler.set_epoch(epoch)  # a new order in every epoch
         loss_sum = torch.zeros((), device=device)
         for tokens, targets in loader:
             logits = ddp_model(tokens.to(device)).flatten(0, 1)

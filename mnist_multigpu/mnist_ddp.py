@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -80,7 +80,7 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         optimizer.step()
         optimizer.zero_grad()
         if step % args.log_interval == 0 or step == num_steps:
-            loss = loss.detach()  # DDP: the number without its graph, to be summed
+            loss = loss.detach()  # DDP: the sum needs no gradient
             dist.all_reduce(loss)  # DDP: the sum over all ranks
             loss = loss / dist.get_world_size()  # DDP: the mean of the ranks' losses
             seen = min(step * log.global_batch, images)
@@ -145,7 +145,7 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     # For slurm_ddp.sh: with LINE_PROFILE=1 every process writes a profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
@@ -162,9 +162,10 @@ def main():
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
-    test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard, and evaluates every world_size-th image
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))
     loader = make_loader(  # makes batches of the digits in the sampler's order
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
@@ -174,7 +175,7 @@ def main():
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients
         train(args, ddp_model, device, loader, optimizer, epoch, log)

@@ -139,7 +139,7 @@ def main():
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     # For slurm_ddp.sh: with LINE_PROFILE=1 every process writes a profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
@@ -149,7 +149,7 @@ def main():
     # channels_last is the order in memory that convolutions on tensor cores read.
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, gpus)  # DP: counts all GPUs
-    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in every step
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
     log.print(f"CUDA_VISIBLE_DEVICES: {visible}")  # Slurm sets it to the job's GPUs
     log.print(f"Train set size: {len(train_set)}")
