@@ -63,7 +63,7 @@ venv-tensorflow: .venv-tensorflow/installed # install TensorFlow in .venv-tensor
 
 venv-frameworks: .venv-frameworks/installed # install Lightning, Accelerate and Transformers beside .venv
 
-# It uses the PyTorch of .venv.
+# This environment uses the PyTorch of .venv.
 .venv-frameworks/installed: checkup/tests/programs/frameworks/requirements.txt .venv/installed
 	$(PYTHON) -m venv .venv-frameworks
 	ls -d $(CURDIR)/.venv/lib/python*/site-packages > pytorch.pth

@@ -26,7 +26,7 @@ if ((gpus == 1)); then
     runs=3
 fi
 if ((gpus < 2)); then
-    export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # AMD's takes '' for all GPUs
+    export CUDA_VISIBLE_DEVICES=-1 HIP_VISIBLE_DEVICES=-1 # for AMD, '' means all GPUs
 fi
 unset SLURM_GPUS_ON_NODE # also in a job with another number of GPUs
 export GPUS=2

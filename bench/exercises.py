@@ -4,7 +4,7 @@
 
 Prints the rows of one exercise as JSON, each as soon as it is measured: those of one
 process, and under torchrun those of DDP. Modules of several exercises have the same
-name, so each exercise has a process of its own.
+name, so every exercise runs in a separate process.
 """
 
 import json
@@ -43,7 +43,7 @@ def load_data(exercise):
     return dataset.random_sequences(2048, 256), 16
 
 
-# Each returns words for the row, model, optimizer, and what else train() takes.
+# Each returns words for the row, model, optimizer, and train()'s other arguments.
 
 
 def build_exercise8(script, backbone, device):
@@ -114,7 +114,7 @@ def start(exercise, name, option, device, ddp=False):
     def train(loader):
         if exercise == "mnist_multigpu":
             script.train(ARGS, model, device, loader, optimizer, 1, LOG)
-        elif exercise == "cinic_lab":  # whose loop is in main()
+        elif exercise == "cinic_lab":  # its loop is in main()
             model.train()
             step = partial(script.train_step, model)
             sum(step(batch, optimizer, device, *more) for batch in loader)

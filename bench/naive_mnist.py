@@ -40,7 +40,7 @@ def make_loader():
 
 
 def make_training(device):
-    """Return a function that trains at most an epoch, and returns the images."""
+    """Return train(steps), which trains for up to an epoch and counts images."""
     model, loader = Net().to(device), make_loader()
     optimizer = optim.Adadelta(model.parameters(), 1.0)
 

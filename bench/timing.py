@@ -13,7 +13,7 @@ HEAD = (
     "| script | what | images/s | lowest to highest | ratio | goal |\n"
     "|---|---|---|---|---|---|"
 )
-# To average more bytes takes two processes on one machine over 5 % of a step.
+# Averaging more bytes takes two processes on one machine over 5 % of a step.
 SMALL_GRADIENTS = 4e6
 
 
@@ -47,7 +47,7 @@ def measure(cases, repeats):
 
 
 class Batches(list):
-    """A list of steps times the same batch, on the device."""
+    """A list with the same batch, on the device, `steps` times."""
 
     def __init__(self, batch, steps):
         super().__init__([batch] * steps)
@@ -100,7 +100,7 @@ def make_row(script, what, speeds, baseline=None, goal=None):
 
 
 def compare(script, speeds, what, baseline, goal):
-    """Return the rows of a baseline, and of what is compared with it."""
+    """Return the rows of a baseline and of the cases that are compared with it."""
     slow, both = speeds[baseline], f"{what} / {baseline}"
     own = make_row(script, both, speeds[what], slow, goal)
     return [make_row(script, baseline, slow), own]

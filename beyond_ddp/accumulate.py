@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a mod
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -23,7 +23,7 @@ from dataset import random_sequences
 from model import Transformer
 
 
-def train(model, batches, optimizer, device, m):  # ACC: m micro-batches a step
+def train(model, batches, optimizer, device, m):  # ACC: m micro-batches per step
     """Train for an epoch; return {"loss": mean, "accuracy": %}."""
     sums = torch.zeros(3, device=device)  # losses, correct answers, count
     for i, (tokens, targets) in enumerate(batches, 1):  # ACC: micro-batches
@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # ACC: per step; --batch-size and the printed milliseconds are of a micro-batch
+    # ACC: number per step; --batch-size and printed times are per micro-batch
     parser.add_argument("--accumulate", type=int, default=4, help="micro-batches")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")
     parser.add_argument("--width", type=int, default=768, help="embedding dimension")
@@ -76,13 +76,14 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard
+    sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # ACC: the wrapped model, and the number of micro-batches

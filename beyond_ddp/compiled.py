@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a mod
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -67,17 +67,18 @@ def main():
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
-    model.compile()  # COMPILE: at the first batch, by C++ or Triton
+    model.compile()  # COMPILE: at the first batch, to C++ or Triton code
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard
+    sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients

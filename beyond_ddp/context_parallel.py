@@ -1,4 +1,4 @@
-"""Context parallelism: each GPU has a part of every sequence.
+"""Context parallelism: each GPU trains on a part of every sequence.
 
     sbatch jobscript_ddp.sh context_parallel.py  # CP: parts of sequences
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # CP: wraps a mode
 from torch.utils.data import RandomSampler
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # CP: the ranks
+from common.device import get_device, get_ranks  # CP: reads torchrun's variables
 from common.errors import UserError, positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics

@@ -11,12 +11,12 @@ from common.errors import UserError
 
 
 class ShardStream(IterableDataset):
-    """This rank's batches (tokens, next tokens), each (batch_size, length).
+    """Yields this rank's batches: (tokens, next tokens), both (batch_size, length).
 
-    sequences: per epoch, on all ranks. They come from files of tokens, uint8 (n,).
-    Each epoch shuffles the files, and the sequences of each file. Sequences at the
-    end of a file that do not fill a batch are dropped. Raises UserError if files are
-    missing or too small, or cannot be shared equally.
+    sequences: their number per epoch, on all ranks. The files hold tokens, uint8
+    (n,). Every epoch shuffles the files, and the sequences within a file. Sequences
+    at the end of a file that do not fill a batch are dropped. Raises UserError if
+    files are missing or too small, or cannot be shared equally.
     """
 
     def __init__(self, folder, sequences, length, batch_size, workers, seed):
@@ -63,7 +63,7 @@ class ShardStream(IterableDataset):
         for tokens, starts in islice(self.plan(reader, workers), skipped, last):
             index = starts[:, None] + np.arange(self.length + 1)
             sequences = torch.from_numpy(tokens[index]).long()
-            # Views of one tensor would not be copied to the GPU from pinned memory.
+            # Not views of one tensor: those would not be copied from pinned memory.
             yield sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
 
     def plan(self, reader, workers):

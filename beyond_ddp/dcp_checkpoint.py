@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint (DCP) saves, and the check before it loads."""
+"""The state that torch.distributed.checkpoint (DCP) saves, and a check before."""
 
 import os
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from common.errors import UserError, explain
 
 
 class AppState(Stateful):
-    """Model, optimizer, completed epochs; folder: rank 0's, which all nodes see."""
+    """Holds model, optimizer and completed epochs; all ranks use rank 0's folder."""
 
     def __init__(self, model, optimizer, log):
         self.model, self.optimizer = model, optimizer
@@ -22,7 +22,7 @@ class AppState(Stateful):
         self.folder = folder[0]
 
     def state_dict(self):
-        """Return this rank's shards; their names do not depend on the ranks."""
+        """Return this rank's shards; their names do not depend on world size."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "epoch": self.epoch}
 
@@ -40,7 +40,7 @@ def check_complete(folder):
     """Raise UserError unless this folder has a complete checkpoint of this user.
 
     DCP writes .metadata last, and renames it when it is complete. It is a pickle,
-    which can run code as it is loaded, so those of other users are refused.
+    which can run code when it is loaded, so other users' files are refused.
     """
     metadata = Path(folder, ".metadata")
     if not metadata.is_file():

@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 import elastic_state  # ELASTIC: the checkpoint
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -47,7 +47,7 @@ def main():
     )
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
-    # ELASTIC: the batch of all GPUs; the checkpoint of each epoch, to resume
+    # ELASTIC: the global batch, and the checkpoint that every epoch writes
     parser.add_argument("--batch-size", type=int, default=32, help="global batch")
     parser.add_argument("--checkpoint", default="logs/elastic.pt", help="file")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
@@ -74,14 +74,15 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard
+    sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     done = elastic_state.load_checkpoint(args, model, optimizer)  # ELASTIC: epochs
     start = time.perf_counter()
-    for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: those left
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+    for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: epochs left
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients

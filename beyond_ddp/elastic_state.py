@@ -19,7 +19,7 @@ def split_batch(args, world_size):
 
 
 def format_options(args):
-    """Return the options that a resumed run must have, as they are typed."""
+    """Return the options that a resumed run must have, as typed in a command."""
     names = "sequences", "lr", "layers", "width", "heads", "length", "seed"
     options = [f"--{name} {getattr(args, name)}" for name in names]
     batch_size = args.batch_size * dist.get_world_size()  # of all GPUs
@@ -27,7 +27,7 @@ def format_options(args):
 
 
 def save_checkpoint(args, epoch, model, optimizer):
-    """Write args.checkpoint, which replaces the old one as a whole."""
+    """Write a new file, then replace args.checkpoint with it."""
     state = {"epoch": epoch, "options": format_options(args)}
     state["model"], state["optimizer"] = model.state_dict(), optimizer.state_dict()
     part = Path(f"{args.checkpoint}.part")
@@ -37,10 +37,10 @@ def save_checkpoint(args, epoch, model, optimizer):
 
 
 def load_checkpoint(args, model, optimizer):
-    """Load args.checkpoint if it exists; return how many epochs it has, else 0.
+    """Load args.checkpoint if it exists; return its completed epochs, else 0.
 
-    All ranks must call this. Raises UserError if the file has other options or all
-    epochs, or differs between the ranks.
+    All ranks must call this. Raises UserError if the file was saved with other
+    options or after the last epoch, or differs between the ranks.
     """
     file, epoch, options = Path(args.checkpoint), 0, format_options(args)
     if file.exists():

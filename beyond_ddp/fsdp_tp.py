@@ -1,6 +1,6 @@
 """FSDP and tensor parallelism: a mesh of GPUs in two dimensions.
 
-    sbatch jobscript_ddp.sh fsdp_tp.py  # TP: and FSDP; best on four GPUs
+    sbatch jobscript_ddp.sh fsdp_tp.py  # TP: with FSDP, best on four GPUs
 
 Without a GPU, the run script adds the options in small.txt: a small model.
 """
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import UserError, positive, run  # TP: if --tensor is wrong
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -89,18 +89,19 @@ def main():
     reduce_dtype = output_dtype = torch.float32
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, output_dtype)
     for layer in model.layers:  # FSDP: each is gathered, used and freed as a unit
-        fully_shard(layer, mesh=data, mp_policy=policy)  # TP: shards what TP left
+        fully_shard(layer, mesh=data, mp_policy=policy)  # TP: shards TP's parts
     fully_shard(model, mesh=data, mp_policy=policy)
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
+    # TP: each row of GPUs trains on its own shard
     sampler = DistributedSampler(train_set, *num_replicas_and_rank, seed=args.seed)
     batch_size = args.batch_size * t  # TP: a row shares its batch
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # FSDP: the model, which has no wrapper

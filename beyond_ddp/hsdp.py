@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -73,7 +73,7 @@ def main():
     model = Transformer(*size, verbose=args.verbose)  # FSDP: on the CPU, still whole
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     # FSDP: ddp_model is not needed, as fully_shard() modifies the model in place
-    # HSDP: a row of the mesh is a node: shards in a row, averages over columns
+    # HSDP: a row of the mesh is a node; rows hold shards, columns average gradients
     mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=dims)
     # FSDP: layers compute in param_dtype; sums of gradients and outputs have 32 bits
     param_dtype = torch.bfloat16 if args.bf16 else torch.float32
@@ -85,13 +85,14 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard
+    sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # FSDP: the model, which has no wrapper

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -35,9 +35,9 @@ def train(model, batches, optimizer, device, h):  # LSGD: averages after h steps
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if i % h == 0 or i == len(batches):  # LSGD: else, sends nothing
+        if i % h == 0 or i == len(batches):  # LSGD: other steps send nothing
             weights = utils.parameters_to_vector(model.parameters()).detach()
-            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: their mean
+            dist.all_reduce(weights.div_(dist.get_world_size()))  # LSGD: ranks' mean
             utils.vector_to_parameters(weights, model.parameters())
     dist.all_reduce(sums)  # DDP: the sum over all ranks
     return to_metrics(sums, check_finite=True)
@@ -77,13 +77,14 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard
+    sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # LSGD: the model is not wrapped

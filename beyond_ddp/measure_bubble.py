@@ -2,8 +2,8 @@
 
     sbatch jobscript_ddp.sh measure_bubble.py
 
-Runs each schedule of pipeline.py with several numbers of micro-batches, and times
-each forward and backward pass of a stage. The rest of a step counts as waiting.
+Runs every schedule of pipeline.py with several numbers of micro-batches, and times
+all forward and backward passes of a stage. The rest of a step counts as waiting.
 Needs no GPU.
 """
 
@@ -55,7 +55,7 @@ def measure_waiting(args, device):
     """Return the fraction of a step that a GPU waits.
 
     args: the options that schedule.py takes, width and length. The fraction is the
-    median over the steps but the first, which exchanges shapes, and then the mean
+    median over all steps except the first, which exchanges shapes, and then the mean
     over the ranks.
     """
     rank, _, ranks = get_ranks()
@@ -71,7 +71,7 @@ def measure_waiting(args, device):
     # PyTorch 2.11's stages refuse a view whose strides are not a new tensor's.
     tokens = sequences.images.contiguous().to(device)
     targets = sequences.labels.to(device).flatten()
-    inputs = [tokens] if rank == 0 else []  # the others get what is sent
+    inputs = [tokens] if rank == 0 else []  # the other ranks receive theirs
     waiting = []
     for _ in range(STEPS):
         for stage in stages:

@@ -20,7 +20,7 @@ STRATEGIES = "DDP", "ZeRO-1", "FSDP", "HSDP", "TP", "FSDP + TP", "pipeline"
 
 
 class Shape(NamedTuple):
-    """The size of a transformer: that of model.py or, with llama, of Llama.
+    """The size of a transformer like model.py's or, with llama=True, like Llama.
 
     Llama has RMSNorm, SwiGLU (an MLP of three matrices), fewer heads for keys and
     values, rotary position embeddings, and no biases. tied: the head shares the
@@ -38,7 +38,7 @@ class Shape(NamedTuple):
     tied: bool = False
 
 
-# GPT-2 as in model.py, the others by their config.json: num_hidden_layers,
+# GPT-2 as in model.py, the others from their config.json: num_hidden_layers,
 # hidden_size, num_attention_heads, num_key_value_heads, intermediate_size,
 # vocab_size. Llama 3 was trained with 8192 tokens.
 # https://huggingface.co/meta-llama: Meta-Llama-3-8B, Meta-Llama-3-70B, Llama-3.2-1B
@@ -51,7 +51,7 @@ MODELS = {
 
 
 def count_parameters(shape):
-    """Return the number of parameters of the embedding, of a block, of the head."""
+    """Return the numbers of parameters of embedding, one block and head."""
     width, mlp, words = shape.width, shape.mlp, shape.vocabulary * shape.width
     kv = width * shape.kv_heads // shape.heads
     attention = 2 * width * width + 2 * width * kv  # queries, out; keys, values
@@ -97,8 +97,8 @@ def sent_bytes(parameters, strategy, ranks, group=1, gathered=4, kept=0):
     """Return the bytes that a GPU sends in a step for weights and gradients.
 
     gathered: bytes per number when FSDP gathers weights. Gradients are reduced in 32
-    bits. kept: parameters that FSDP gathers only once, as they stay gathered between
-    forward and backward pass (reshard_after_forward): the root's.
+    bits. kept: the number of parameters in the root, which FSDP gathers only once,
+    because they stay gathered until the backward pass (reshard_after_forward).
 
     DDP: an all-reduce, which is a reduce-scatter and an all-gather. PyTorch's
     ZeroRedundancyOptimizer leaves that to DDP and broadcasts the new weights on top
@@ -123,9 +123,9 @@ def sent_activations(size, layers, strategy, group=1):
 
     size: bytes of tokens x width, for all tokens of a group in the step. TP: each
     block has two all-reduces in the forward pass and two in the backward pass;
-    sequence parallelism sends as much in other collectives. Those of embedding and
-    head are left out. Pipeline: a middle stage sends activations to the next stage
-    and gradients to the previous one.
+    sequence parallelism sends the same number of bytes in other collectives. The
+    collectives of embedding and head are left out. Pipeline: a middle stage sends
+    activations to the next stage and gradients to the previous one.
     """
     if "TP" in strategy:
         return 4 * layers * 2 * ring_share(group) * size

@@ -18,7 +18,7 @@ from common.errors import UserError
 class Mixture(nn.Module):
     """Maps x (N, length, width) to the results of one expert per token.
 
-    experts: those of this rank, which experts.py adds. balance: the load-balancing
+    experts: this rank's experts, which experts.py adds. balance: the load-balancing
     loss of the last batch. Raises UserError if the ranks cannot share the experts.
     """
 
@@ -100,8 +100,8 @@ class AllToAll(torch.autograd.Function):
 def make_experts(args, rank, world_size):
     """Return this rank's experts, each an MLP like model.Block's.
 
-    Each rank draws all of them and keeps its own. As all have the same seed, no two
-    experts are equal, and none depends on the number of ranks.
+    Every rank draws the weights of all experts with the same seed, and keeps its
+    part. So no two experts are equal, and none depends on the number of ranks.
     """
     width, count = args.width, args.experts // world_size
     experts = [
@@ -125,7 +125,7 @@ def balance_loss(model):
 
 
 def describe_load(model):
-    """Return a line about the last batch."""
+    """Return a line on the last batch: busiest expert and dropped tokens."""
     busiest = max(layer.busiest.item() for layer in find_mixtures(model))
     dropped = max(layer.dropped.item() for layer in find_mixtures(model))
     return f"Last batch: busiest expert {busiest:.1%}, dropped tokens {dropped:.1%}"

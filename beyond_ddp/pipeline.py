@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each GPU has some of the layers.
+"""Pipeline parallelism: each GPU holds some of the layers.
 
     sbatch jobscript_ddp.sh pipeline.py  # PP: pipeline parallelism
 
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # PP: the ranks
+from common.device import get_device, get_ranks  # PP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -51,7 +51,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=1024, help="data set size")
     parser.add_argument("--batch-size", type=int, default=16, help="batch per GPU")
     parser.add_argument("--lr", type=float, default=0.0003, help="learning rate")
-    # PP: these two decide how long GPUs wait, and how much they hold
+    # PP: these two decide how long GPUs wait and how much memory they use
     parser.add_argument("--schedule", choices=SCHEDULES, default="1F1B", help="kind")
     parser.add_argument("--micro-batches", type=int, default=4, help="per step")
     parser.add_argument("--layers", type=int, default=12, help="transformer layers")

@@ -10,13 +10,13 @@ import time
 
 import torch
 import torch.distributed as dist  # DDP: communication between processes
-from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: of PyTorch
+from torch.distributed.algorithms import ddp_comm_hooks as hooks  # HOOK: ready-made
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -69,7 +69,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
-    # HOOK: one bucket, as Gloo sent the factors of several in different orders
+    # HOOK: one bucket, as Gloo's ranks sent those of several in different orders
     ddp_model = DDP(model, bucket_cap_mb=1000)
     power = hooks.powerSGD_hook  # HOOK: averages two factors of each gradient
     state = power.PowerSGDState(None, args.matrix_rank, start_powerSGD_iter=10)
@@ -77,13 +77,14 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard
+    sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients

@@ -2,8 +2,8 @@
 
 Ring attention: Liu et al. 2023, https://arxiv.org/abs/2310.01889. Each rank keeps
 the queries of its tokens. Keys and values go round the ranks, and the next ones
-arrive while a rank uses those that it has. Only the scores of one part are in
-memory. None are saved for the backward pass, which calculates them again, as
+arrive while a rank uses the current ones. Only the scores of one part are in memory.
+No scores are saved for the backward pass, which calculates them again, as
 FlashAttention does (Dao 2023, https://arxiv.org/abs/2307.08691, section 2.3).
 """
 
@@ -51,7 +51,7 @@ class RingAttention(torch.autograd.Function):
                 dscores = weights * (grad @ values.mT - mean) * q.shape[-1] ** -0.5
                 dq += dscores @ keys
                 dkv[0], dkv[1] = dscores.mT @ q, weights.mT @ grad
-            # Gradients of keys and values follow these round, and come home at last.
+            # Their gradients follow keys and values round, back to their rank.
             if source == rank:
                 home = dkv
             elif travelling is None:
@@ -64,7 +64,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def all_parts(kv):
-    """Yield (source, keys and values) of each rank's tokens, its own first."""
+    """Yield (source, keys and values) of all ranks' tokens, this rank's first."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for step in range(world_size):
         last = step == world_size - 1
@@ -92,7 +92,7 @@ def send_on(tensor):
 
 
 def receive(coming):
-    """Return the tensor of the previous rank once it is there."""
+    """Return the previous rank's tensor once it has arrived."""
     received, works = coming
     for work in works:
         work.wait()

@@ -12,7 +12,7 @@ def assign_stages(args, rank, gpus):
 
     args: the options of pipeline.py. With two stages per GPU, the data passes
     through all GPUs twice. Raises UserError if there are more stages than layers, or
-    if batch or data set cannot be split evenly: micro-batches have one size.
+    if batch or data set cannot be split evenly, as micro-batches have one size.
     """
     num_stages, m = gpus * SCHEDULES[args.schedule], args.micro_batches
     batch, sequences = args.batch_size * gpus, args.sequences

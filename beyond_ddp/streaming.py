@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a mod
 from torch.utils.data import DataLoader  # STREAM: no sampler
 
 from common.data import data_dir  # STREAM: the folder of the files
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each GPU has a part of every layer.
+"""Tensor parallelism: each GPU holds a part of every layer.
 
     sbatch jobscript_ddp.sh tensor_parallel.py  # TP: tensor parallelism
 
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import RandomSampler
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # TP: the ranks
+from common.device import get_device, get_ranks  # TP: reads torchrun's variables
 from common.errors import UserError, positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -75,7 +75,7 @@ def main():
     plan = {"qkv": col, "proj": row, "mlp.0": col, "mlp.2": row}  # TP: of a block
     for block in model.layers[1:-2]:  # TP: all but the embedding and the head
         tp.parallelize_module(block, mesh, plan)  # TP: splits it, adds all-reduces
-    model.to(device)  # TP: the rest, whole on each GPU
+    model.to(device)  # TP: the rest, whole on every GPU
     weights = model.parameters()  # TP: DTensors and plain tensors, which do not mix
 
     sampler = RandomSampler(train_set)

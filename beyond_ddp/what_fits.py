@@ -7,12 +7,12 @@
 Nothing is measured; memory_formulas.py has the formulas and their sources. A step
 processes one sequence per GPU (--batch-size). 8 GPUs that share a sequence, by TP or
 as a pipeline, process 8 sequences one after another, so that a step is the same work
-for each strategy. All parts are added up, though not all exist at the same time.
+for all strategies. All parts are added up, though they do not all exist at once.
 
 With --bits 16, weights, gradients and Adam's state still have 32 bits. Activations
-have 16, and the weights that FSDP gathers, as with its MixedPrecisionPolicy; other
-strategies have 16-bit copies of the weights, as autocast makes them. Gradients are
-sent in 32 bits, the default from PyTorch 2.15 on. DDP has
+have 16, and so have the weights that FSDP gathers, as with its MixedPrecisionPolicy.
+Other strategies keep 16-bit copies of the weights, as autocast makes them. Gradients
+are sent in 32 bits, the default from PyTorch 2.15 on. DDP has
 gradient_as_bucket_view=True, which saves 4 bytes per parameter.
 
 Not included: CUDA, NCCL, fragmentation, and the 32-bit gradients of one block (or of
@@ -27,7 +27,7 @@ import memory_formulas as formulas
 from common.errors import UserError, run
 from memory_formulas import MODELS, total_parameters
 
-USABLE = 0.9  # of the memory; assumed: CUDA, NCCL and fragmentation take the rest
+USABLE = 0.9  # of the memory; assume that CUDA, NCCL, fragmentation take the rest
 # H100, by its data sheet: FLOP/s in 16 bits and in TF32, without sparsity; bytes/s
 # one way over NVLink 4, and over one NDR InfiniBand port (400 Gb/s) per GPU.
 PEAK, NVLINK, NDR = {16: 989e12, 32: 494e12}, 450e9, 50e9
@@ -39,7 +39,7 @@ TOTALS = " stored   recomputed  sent"
 def calculate_bytes(shape, strategy, ranks, group, args, last=False):
     """Return {part: bytes} per GPU, or None if the model cannot be split like this.
 
-    last: of a pipeline's last stage, not of its first.
+    last: True for a pipeline's last stage, False for its first.
     """
     embedding, block, head = formulas.count_parameters(shape)
     total, root = total_parameters(shape), embedding + head
@@ -131,8 +131,8 @@ def print_block_times(shape, args):
     """Print the time for a block's messages and for its arithmetic."""
     tokens, size, n = args.batch_size * shape.length, args.bits // 8, max(args.gpus)
     block, group = formulas.count_parameters(shape)[1], min(args.gpus_per_node, n)
-    # Forward: 2 per weight and token, and 4 per number of the width for each token
-    # attended to, length / 2 on average. Backward: twice that.
+    # FLOPs forward: 2 per weight and token, and 4 per number of the width for each
+    # token attended to, length / 2 on average. Backward: twice that.
     work = 2 * tokens * (block + shape.length * shape.width) / PEAK[args.bits]
     reduced = formulas.sent_activations(size * tokens * shape.width, 1, "TP", group)
     weights = formulas.ring_share(n) * size * block
@@ -151,7 +151,7 @@ def print_block_times(shape, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, help="model (all but 1b)")
+    parser.add_argument("--model", choices=MODELS, help="model; None: all but 1b")
     parser.add_argument(
         "--gpus", type=int, nargs="+", default=[8, 64, 512], help="GPUs in all"
     )

@@ -3,7 +3,7 @@
 from common.data import load_prepared
 
 NAME, SPLITS = "CIFAR-100", ("train", "test")
-# Of the training images, scaled to 0..1.
+# Mean and deviation of the training images, scaled to 0..1.
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 

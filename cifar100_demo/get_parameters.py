@@ -20,12 +20,13 @@ ARCHS = [name for name in models.list_models(models) if "resne" in name]
 
 
 def count_costs(arch, batch_size, image_size, classes=100):
-    """Return a dict of what one training step in float32 takes.
+    """Return the costs of one training step in float32, as a dict.
 
-    "parameters": their number.
+    "parameters": the number of parameters.
     "forward", "training": FLOPs per image in convolutions and matrix products,
     without and with the backward pass.
-    "activations": bytes that the forward pass of a batch saves for the backward.
+    "activations": bytes that the forward pass of a batch saves for the backward
+    pass.
     """
     with torch.device("meta"):  # tensors have shapes but no data
         model = models.get_model(arch, num_classes=classes)

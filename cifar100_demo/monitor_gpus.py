@@ -2,8 +2,9 @@
 
     python monitor_gpus.py logs/utilisation-JOB.csv PID
 
-It stops when the process PID ends; the run scripts pass their own. The columns are
-the time in seconds and those of nvidia-smi, amd-smi or, before ROCm 10, rocm-smi.
+It stops when the process PID ends; the run scripts pass the PID of their shell. The
+columns are the time in seconds and those of nvidia-smi, amd-smi or, before ROCm 10,
+rocm-smi.
 Without a GPU it samples the utilisation of this job's CPU cores.
 """
 

@@ -38,8 +38,8 @@ PHASES = {  # of a step, by the prefixes of their operators
     "optimizer": ("Optimizer.step",),
 }
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-MAX_BANDS = 20  # a GPU's trace has some ten
-# Not work: step markers on the GPU's timeline and the profiler's own overhead.
+MAX_BANDS = 20  # a GPU's trace contains about ten
+# No work of the script: step markers on the GPU's timeline, profiler overhead.
 SKIPPED = ("gpu_user_annotation", "overhead", "Trace")
 
 
@@ -47,7 +47,7 @@ def read_step(file):
     """Return the last step as {band: [(name, start, duration)]}, times in ms.
 
     band: (on_gpu, process or GPU, thread or stream). Raises UserError if the file
-    has no step.
+    contains no step.
     """
     if not file.exists():
         scripts = "run_single_cifar.sh` or `bash run_ddp_cifar100.sh"
@@ -107,7 +107,7 @@ def find_phases(bands):
 
 
 def pick_busiest(bands):
-    """Return the MAX_BANDS bands whose operators take the longest, and say so."""
+    """Return the MAX_BANDS bands whose operators take longest; report the count."""
     if len(bands) <= MAX_BANDS:
         return bands
     print(f"{len(bands)} threads and streams: plots the {MAX_BANDS} busiest")

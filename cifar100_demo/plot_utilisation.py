@@ -1,8 +1,8 @@
-"""Plot of GPU utilisation, memory and power, as monitor_gpus.py saw them.
+"""Plot of GPU utilisation, memory and power, as monitor_gpus.py sampled them.
 
     python plot_utilisation.py [logs/utilisation-JOB.csv] [--to FILE.png]
 
-Without a file name it plots the newest one in logs/.
+Without a file name it plots the newest file in logs/.
 """
 
 import argparse
@@ -21,7 +21,7 @@ QUANTITIES = {  # by the column titles of nvidia-smi, amd-smi and rocm-smi
     "memory in GB": re.compile("memory.used|used_vram|Used Memory"),
     "power in W": re.compile("power.draw|socket_power|Power"),
 }
-# Size of the unit, by the end of a column's title.
+# Factors to GB, by the end of a column's title.
 GB = {"[MiB]": 2**20 / 1e9, "used_vram": 2**20 / 1e9, "(B)": 1e-9}
 NUMBER = re.compile(r"\d+(\.\d+)?")  # the 97 of "97 %"; no match in "[N/A]"
 
@@ -54,7 +54,7 @@ def read_samples(file):
 
 
 def read_runs(job, start, end):
-    """Return [(script, epoch ends)] of the job's runs that ended in between."""
+    """Return [(script, epoch ends)] of this job's runs, start <= end time <= end."""
     results, runs = Path("logs/results.jsonl"), []
     for line in results.open() if results.exists() else []:
         run = json.loads(line)

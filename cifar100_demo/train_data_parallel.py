@@ -42,7 +42,7 @@ class Classifier(nn.Module):
     def forward(self, images):
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
-        # The GPU resizes: 224 x 224 floats would be 196 times as many bytes to copy.
+        # The GPU resizes, because 224 x 224 floats are 196 times more bytes to copy.
         images = F.interpolate(images, self.image_size, mode="bilinear")
         amp = self.dtype is not None
         with torch.autocast(images.device.type, self.dtype, enabled=amp):
@@ -69,7 +69,7 @@ def train(model, loader, optimizer, device, scaler, prof, log, writer):
         if prof:
             prof.step()
         if step % interval == 0 or step == steps:
-            # Reading the sums waits for the GPU: once in many steps, not in each.
+            # Reading the sums waits for the GPU, so it happens once in many steps.
             report_iterations(log, writer, step, recent, start)
             sums += recent
             recent.zero_()
@@ -101,8 +101,8 @@ def main():
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
-    # At 32 pixels the last feature maps are 1 x 1: BatchNorm, which needs two values
-    # per channel, then fails on a batch of one image.
+    # At 32 pixels the last feature maps are 1 x 1, so BatchNorm, which needs two
+    # values per channel, fails on a batch of one image.
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
@@ -119,7 +119,7 @@ def main():
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed)
 
     train_set, val_set = cifar100()
@@ -132,7 +132,7 @@ def main():
     writer = SummaryWriter(log.folder)
     log.print(f"Autocast dtype: {dtype}")
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
-    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in every step
     sampler = RandomSampler(train_set)
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers

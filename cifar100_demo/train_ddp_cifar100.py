@@ -23,7 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torchvision import models
 
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: the ranks
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: get_ranks
 from common.errors import positive, run
 from common.log import RunLog, peak_memory
 from common.metrics import batch_sums, to_metrics
@@ -44,7 +44,7 @@ class Classifier(nn.Module):
     def forward(self, images):
         images = images.contiguous(memory_format=torch.channels_last)
         images = normalise(images, MEAN, STD)
-        # The GPU resizes: 224 x 224 floats would be 196 times as many bytes to copy.
+        # The GPU resizes, because 224 x 224 floats are 196 times more bytes to copy.
         images = F.interpolate(images, self.image_size, mode="bilinear")
         amp = self.dtype is not None
         with torch.autocast(images.device.type, self.dtype, enabled=amp):
@@ -72,7 +72,7 @@ def train(model, loader, optimizer, device, scaler, prof, log, writer):
             prof.step()
         if step % interval == 0 or step == steps:
             dist.all_reduce(recent)  # DDP: the sum over all ranks
-            # Reading the sums waits for the GPU: once in many steps, not in each.
+            # Reading the sums waits for the GPU, so it happens once in many steps.
             report_iterations(log, writer, step, recent, start)
             sums += recent
             recent.zero_()
@@ -107,8 +107,8 @@ def main():
     parser.add_argument("--arch", choices=ARCHS, default="resnet152", help="ResNet")
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--epochs", type=positive, default=4, help="epochs")
-    # At 32 pixels the last feature maps are 1 x 1: BatchNorm, which needs two values
-    # per channel, then fails on a batch of one image.
+    # At 32 pixels the last feature maps are 1 x 1, so BatchNorm, which needs two
+    # values per channel, fails on a batch of one image.
     parser.add_argument("--image-size", type=int, default=224, help="pixels a side")
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
@@ -125,7 +125,7 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
@@ -139,10 +139,11 @@ def main():
     writer = SummaryWriter(log.folder) if rank == 0 else None  # DDP: rank 0 writes
     log.print(f"Autocast dtype: {dtype}")
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
-    ddp_model.broadcast_buffers = False  # DDP: no need in each step; see evaluate()
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
+    ddp_model.broadcast_buffers = False  # DDP: evaluate() does it, once per epoch
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard, and evaluates every world_size-th image
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
     loader = make_loader(
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
@@ -159,7 +160,7 @@ def main():
         prof.start()
     training_start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients
         sums = train(ddp_model, loader, optimizer, device, scaler, prof, log, writer)

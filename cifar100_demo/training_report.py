@@ -13,9 +13,9 @@ from common.metrics import to_metrics
 
 
 def report_interval(steps):
-    """Return how many of an epoch's steps lie between two reports.
+    """Return the number of steps between two reports of an epoch.
 
-    It is 100, or a tenth of the epoch if that is less.
+    The number is 100, or a tenth of the epoch's steps if that is less.
     """
     return min(100, math.ceil(steps / 10))
 
@@ -23,7 +23,7 @@ def report_interval(steps):
 def report_iterations(log, writer, done, sums, start):
     """Print loss and speed since the last report, and write them to TensorBoard.
 
-    log: the RunLog; writer: the SummaryWriter, which rank 0 alone has; done:
+    log: the RunLog; writer: the SummaryWriter, or None on all ranks but 0; done:
     iterations in this epoch; sums: [loss_sum, correct, count] of the whole job since
     `start`, a time.perf_counter(). This waits for the device.
     """

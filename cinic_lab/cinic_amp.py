@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument(
-        "--log-interval", type=positive, default=50, help="steps per log"
+        "--log-interval", type=positive, default=50, help="steps per log line"
     )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -89,10 +89,10 @@ def main():
     args = parser.parse_args()
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed)
 
-    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype says
+    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype is set
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
@@ -122,7 +122,7 @@ def main():
             data_time += time.perf_counter() - step_end
             # AMP: with the scaler for the loss
             sums += train_step(model, batch, optimizer, device, state.scaler)
-            # Reading the sums waits for the GPU: once in many steps, not in each.
+            # Reading the sums waits for the GPU, so it happens once in many steps.
             if step % args.log_interval == 0 or step == num_steps:
                 total += sums
                 sums.zero_()

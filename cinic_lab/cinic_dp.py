@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument(
-        "--log-interval", type=positive, default=50, help="steps per log"
+        "--log-interval", type=positive, default=50, help="steps per log line"
     )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -91,16 +91,16 @@ def main():
 
     gpus = max(1, torch.accelerator.device_count())  # DP: one process for all GPUs
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed)
 
-    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype says
+    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype is set
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, gpus)  # DP: counts all GPUs
     writer = SummaryWriter(log.folder)  # TB: one folder per run
-    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = nn.DataParallel(model)  # DP: copied to all GPUs in every step
 
     batch_size = args.batch_size * gpus  # DP: split over all GPUs
     sampler = RandomSampler(train_set)
@@ -126,7 +126,7 @@ def main():
             data_time += time.perf_counter() - step_end
             # DP: train with the wrapper, which splits the batch
             sums += train_step(dp_model, batch, optimizer, device, state.scaler)
-            # Reading the sums waits for the GPU: once in many steps, not in each.
+            # Reading the sums waits for the GPU, so it happens once in many steps.
             if step % args.log_interval == 0 or step == num_steps:
                 total += sums
                 sums.zero_()
@@ -152,7 +152,7 @@ def main():
         log.epoch(epoch, len(train_set), seconds)
         for name, value in val_metrics.items():
             writer.add_scalar(f"validation/{name}", value, epoch * num_steps)
-            writer.flush()  # TB: at once, not within two minutes
+            writer.flush()  # TB: write at once, not within two minutes
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.write_result(acc1, training_seconds)

@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the da
 from torch.utils.tensorboard import SummaryWriter  # TB: writes event files
 
 from common.data import make_loader, normalise
-from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: the ranks
+from common.device import DTYPES, get_device, get_ranks, pick_dtype  # DDP: get_ranks
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -88,7 +88,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=128, help="images per GPU")
     parser.add_argument("--lr", type=float, default=0.1, help="learning rate")
     parser.add_argument(
-        "--log-interval", type=positive, default=50, help="steps per log"
+        "--log-interval", type=positive, default=50, help="steps per log line"
     )
     parser.add_argument("--resume", metavar="FILE", help="checkpoint to resume")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -97,23 +97,24 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
-    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype says
+    dtype = pick_dtype(device, args.dtype)  # AMP: the fastest, unless --dtype is set
     train_set, val_set, _ = cinic()
     model = Classifier(args.arch, dtype)  # AMP: bf16, fp16 or None
     model = model.to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
     writer = SummaryWriter(log.folder) if rank == 0 else None  # DDP: rank 0 writes
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
-    ddp_model.broadcast_buffers = False  # DDP: no need in each step; see evaluate()
+    ddp_model.broadcast_buffers = False  # DDP: evaluate() does it, once per epoch
 
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard, and evaluates every world_size-th image
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     val_loader = make_loader(val_set, args.batch_size, device)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, 0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
@@ -127,7 +128,7 @@ def main():
     num_steps = len(loader)
     start = time.perf_counter()
     for epoch in range(state.epoch + 1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         epoch_start = time.perf_counter()
         state.epoch = epoch
         model.train()
@@ -138,7 +139,7 @@ def main():
             data_time += time.perf_counter() - step_end
             # DDP: train with the wrapper, which averages gradients
             sums += train_step(ddp_model, batch, optimizer, device, state.scaler)
-            # Reading the sums waits for the GPU: once in many steps, not in each.
+            # Reading the sums waits for the GPU, so it happens once in many steps.
             if step % args.log_interval == 0 or step == num_steps:
                 dist.all_reduce(sums)  # DDP: the sum over all ranks
                 total += sums
@@ -165,11 +166,11 @@ def main():
         log.epoch(epoch, len(train_set), seconds)
         for name, value in val_metrics.items() if writer else ():  # DDP: only rank 0
             writer.add_scalar(f"validation/{name}", value, epoch * num_steps)
-            writer.flush()  # TB: at once, not within two minutes
+            writer.flush()  # TB: write at once, not within two minutes
         stop = stop_requested(device)  # REQUEUE: 1 if run-requeue.sh got SIGUSR1
         dist.all_reduce(stop)  # REQUEUE: all ranks stop together, or none
         if stop and epoch < args.epochs:
-            exit_early(log, epoch)  # REQUEUE: not with 0, so the job is requeued
+            exit_early(log, epoch)  # REQUEUE: status 85 requests a requeue
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
     log.write_result(acc1, training_seconds)

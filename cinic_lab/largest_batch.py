@@ -27,7 +27,7 @@ def train(script, arch, batch_size, device, dtype):
 
     Two steps before them warm up: a GPU then loads its libraries and kernels.
     """
-    autocast = {"dtype": dtype} if dtype else {}  # cinic.py has none
+    autocast = {"dtype": dtype} if dtype else {}  # cinic.py uses no autocast
     model = script.Classifier(arch, **autocast)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=1e-4)
@@ -48,15 +48,16 @@ def train(script, arch, batch_size, device, dtype):
 def largest_batch(attempt, limit):
     """Return the largest batch size up to limit for which attempt(size) succeeds.
 
-    Doubles from 2 on, then bisects to within 5 % (or 1). Too little memory raises
-    many different errors: any RuntimeError counts, and its first line is printed.
+    The size doubles from 2 on, then is bisected to within 5 % (or 1). Running out of
+    memory raises many different errors, so any RuntimeError counts as a failure, and
+    its first line is printed.
     """
     fits, fails, batch_size = 1, None, 2  # BatchNorm needs at least two
     while fits < limit and (not fails or fails - fits > max(1, 0.05 * fits)):
         try:
             attempt(batch_size)
             fits = batch_size
-        except RuntimeError as error:  # its tensors are freed when this ends
+        except RuntimeError as error:  # the tensors are freed when this ends
             print(f"{batch_size:7} {str(error).splitlines()[0]}")
             fails = batch_size
         batch_size = (fits + fails) // 2 if fails else min(2 * fits, limit)
@@ -73,7 +74,7 @@ def main():
     parser.add_argument("--max-batch-size", type=int, default=2**20, help="images")
     args = parser.parse_args()
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     if device.type == "cpu":
         raise UserError("no GPU here: run this on a GPU, or skip it")
     gpu = torch.get_device_module(device)

@@ -28,7 +28,7 @@ def get_random_states(device):
 def set_random_states(ranks, device):
     """Set this rank's random states, from those of each rank of the saved run.
 
-    A rank that the saved run did not have keeps its own.
+    A rank that the saved run did not have keeps its own states.
     """
     if get_rank() < len(ranks):
         cpu, *gpu = ranks[get_rank()]

@@ -1,4 +1,4 @@
-"""What a job needs that Slurm stops and starts again."""
+"""Functions for a job that Slurm stops and starts again."""
 
 import os
 import sys
@@ -9,20 +9,20 @@ import torch.distributed as dist
 from random_states import gather_from_ranks
 from state import LATEST
 
-EXIT_REQUEUE = 85  # status of a run that stopped early; only 0 ends the job
+EXIT_REQUEUE = 85  # exit status of a run that stopped early, to be requeued
 
 
 def find_checkpoint(folder):
     """Return the newest checkpoint's path if Slurm restarted this job, else None.
 
-    folder: of this run. Its name begins with the number of GPUs, the script and the
-    job, as do those of the job's earlier runs.
+    folder: this run's. Its name begins with the number of GPUs, the script and the
+    job, and so do the folders of the job's earlier runs.
     """
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
         return None
     job = os.environ["SLURM_JOB_ID"]
     begin = folder.name.partition(f"-{job}-")[0]
-    # Strings: the path becomes an option, which goes into JSON and checkpoints.
+    # Strings, because the path becomes an option and is saved as JSON.
     files = map(str, folder.parent.glob(f"{begin}-{job}-*/{LATEST}"))
     newest = max(files, key=os.path.getmtime, default=None)
     return gather_from_ranks(newest)[0]
@@ -35,7 +35,7 @@ def stop_requested(device):
 
 
 def exit_early(log, epoch):
-    """Exit with EXIT_REQUEUE: this run can be resumed."""
+    """Exit with EXIT_REQUEUE, the status of a run that can be resumed."""
     log.print(f"Stopped after epoch {epoch}: use --resume {LATEST}")
     dist.barrier()  # torchrun ends all ranks when one exits
     dist.destroy_process_group()

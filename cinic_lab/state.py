@@ -14,14 +14,14 @@ from random_states import (
 
 LATEST, BEST = "checkpoint.pth.tar", "model_best.pth.tar"
 PARTS = "model", "optimizer", "scheduler", "scaler"
-OPTIONS = "arch", "epochs", "lr", "seed"  # must be the same when resumed
+OPTIONS = "arch", "epochs", "lr", "seed"  # must be the same in a resumed run
 
 
 class TrainingState:
     """Model, optimizer, scheduler, scaler (disabled at first) and progress of a run.
 
-    model: unwrapped, or the keys begin with "module."; epoch: the last that has
-    begun; best_accuracy: in %; folder: for this run's checkpoints.
+    model: without a wrapper, which would add "module." to all keys; epoch: the last
+    that has begun; best_accuracy: in %; folder: for this run's checkpoints.
     """
 
     def __init__(self, args, model, optimizer, scheduler, device, folder):
@@ -31,7 +31,7 @@ class TrainingState:
         self.epoch, self.best_accuracy = 0, -1.0
 
     def save(self, accuracy):
-        """Save checkpoint.pth.tar, and model_best.pth.tar first if it is the best.
+        """Save checkpoint.pth.tar, and model_best.pth.tar if accuracy is the best.
 
         All ranks call this, because it gathers their random states; rank 0 writes.
         """
@@ -44,15 +44,15 @@ class TrainingState:
         if get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             part = self.folder / "checkpoint.part"
-            # Not in the folder: logs may be a link to another disk.
+            # In the working directory, because logs may be on another disk.
             link = Path(f"{self.folder.name}.part")
             for name in names:
                 # torch.save(path) would hide a full disk.
                 with part.open("wb") as stream:
                     torch.save(content, stream)
-                part.replace(self.folder / name)  # so a killed run leaves no half
+                part.replace(self.folder / name)  # if killed, leaves no half file
                 link.symlink_to(self.folder / name)
-                link.replace(name)  # in the working directory
+                link.replace(name)  # replaces the old link at once
 
     def resume(self, file):
         """Load a checkpoint, saved by any number of ranks."""
@@ -66,7 +66,7 @@ class TrainingState:
                 problem = f"{file} has done all its epochs"
                 raise UserError(f"{problem}: leave out --resume")
             for name in PARTS:
-                if content[name]:  # a disabled scaler's is empty
+                if content[name]:  # a disabled scaler has no state
                     getattr(self, name).load_state_dict(content[name])
             set_random_states(content["random"], self.device)
             self.epoch, self.best_accuracy = epoch, content["best_accuracy"]

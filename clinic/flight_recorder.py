@@ -1,10 +1,11 @@
-"""Save what PyTorch's flight recorder knows while a script runs, and print it.
+"""Save the records of PyTorch's flight recorder while a script runs; print them.
 
     sbatch run-2gpus.sh flight_recorder.py SCRIPT.py [OPTIONS]
     python flight_recorder.py
 
-The first saves it every 5 s. The second prints what each rank has not finished.
-It is for Gloo, which writes no file when a collective times out.
+The first command saves the records every 5 s. The second prints the collectives that
+each rank has not finished. Gloo needs this, because it writes no file when a
+collective times out.
 """
 
 import pickle
@@ -42,9 +43,9 @@ def save(file, ended):
             group.group_name: {"desc": group.group_desc, "ranks": str(list(ranks))}
             for group, ranks in _world.pg_group_ranks.items()
         }
-        if ended.wait(5):  # now a failed collective counts as finished
+        if ended.wait(5):  # at the end, a failed collective counts as finished
             return
-        # Outside of FOLDER, all of whose files the analyser reads.
+        # Not in FOLDER, because the analyser reads all files there.
         part = FOLDER.with_name(f"{file.name}.part")
         part.write_bytes(pickle.dumps(trace))
         part.replace(file)
@@ -80,7 +81,7 @@ def print_unfinished():
                 lines = [
                     describe(entry) for entry in entries if not entry["retired"]
                 ]
-            except Exception as error:  # as many kinds as a damaged file has
+            except Exception as error:  # damaged files raise many kinds
                 text = f"{file} is not a trace ({type(error).__name__}: {error})"
                 raise UserError(f"{text}; delete it") from None
         for line in lines:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a mod
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -37,14 +37,14 @@ def main():
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set = shapes(2048)
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 32, sampler=sampler)
     model = build_model().to(device)
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     my_parameters = [*model.parameters()][rank::world_size]
     optimizer = torch.optim.SGD(my_parameters, 0.1, momentum=0.9)
     for epoch in range(1, 7):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         loss_sum = torch.zeros((), device=device)
         norms = torch.zeros(world_size, device=device)  # of the gradients, by rank
         for images, labels in loader:

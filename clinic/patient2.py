@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -30,7 +30,7 @@ def build_model():
 
 
 def augment(images):
-    """Return the images (N, 3, H, W), dimmed and half of them flipped, and which."""
+    """Return dimmed images (N, 3, H, W), half of them flipped, and which are."""
     flips = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
     images = torch.where(flips, images.flip(3), images)
     dimmed = torch.empty(len(images), 1, 1, 1, device=images.device).uniform_(0.5, 1)
@@ -45,13 +45,13 @@ def main():
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set = shapes(512)
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 16, sampler=sampler)
     model = build_model().to(device)
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
     for epoch in range(1, 9):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         loss_sum = torch.zeros((), device=device)
         flipped = torch.zeros(world_size, device=device)  # images on each rank
         for images, labels in loader:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -49,7 +49,7 @@ def main():
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     optimizer = torch.optim.Adam(model.parameters(), 0.001)
     for epoch in range(1, 11):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         for images, labels in loader:
             loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))
             loss.backward()

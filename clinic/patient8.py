@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -38,7 +38,7 @@ def main():
     full_set = shapes(1537)
     train_set = Subset(full_set, range(1024))
     val_set = Subset(full_set, range(1024, 1537))
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 32, sampler=sampler)
     val_shard = DistributedSampler(val_set, shuffle=False)
     val_loader = DataLoader(val_set, 32, sampler=val_shard)
@@ -46,7 +46,7 @@ def main():
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     optimizer = torch.optim.Adam(model.parameters(), 0.002)
     for epoch in range(1, 7):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         for images, labels in loader:
             loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))
             loss.backward()

@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# 2 processes on one node, each with a GPU of its own.
+# 2 processes on one node, each with its own GPU.
 #     sbatch run-2gpus.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail

@@ -5,7 +5,7 @@
 #SBATCH --gpus-per-node=2
 #SBATCH --time=00:20:00
 
-# On each of two nodes as many processes as it has GPUs for this job.
+# Two nodes, one process per GPU of the job.
 #     sbatch run-2nodes.sh SCRIPT.py [OPTIONS]
 
 set -euo pipefail

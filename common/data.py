@@ -37,12 +37,12 @@ class InMemoryDataset(Dataset):
 
 
 def collate(samples):
-    """Return a list of samples stacked; a tuple is a batch already."""
+    """Return a list of samples as one batch; a tuple is already a batch."""
     return default_collate(samples) if isinstance(samples, list) else samples
 
 
 def make_loader(dataset, batch_size, device, **options):
-    """Return a DataLoader for any data set. options: DataLoader's own.
+    """Return a DataLoader for any data set. options: DataLoader's.
 
     With pinned memory, `.to(device, non_blocking=True)` returns at once, so the CPU
     can queue the next operations. Workers do not help with data in memory, because
@@ -56,8 +56,9 @@ def make_loader(dataset, batch_size, device, **options):
 def load_prepared(name, *splits):
     """Return an InMemoryDataset for each split of a data set: DATADIR/name/SPLIT.pt.
 
-    Images are uint8 (N, C, H, W), labels int64 (N,). The processes of a node share
-    one copy. Raises UserError if a file is missing, cut off or of another format.
+    Images are uint8 (N, C, H, W), labels int64 (N,). All processes of a node
+    share one copy. Raises UserError if a file is missing, incomplete or in another
+    format.
     """
     sets = []
     for split in splits:
@@ -86,7 +87,7 @@ def read_prepared(file):
     """Return the tensors in a file of torch.save(), by name."""
     try:
         return torch.load(file, mmap=True, weights_only=True)
-    except RuntimeError:  # this file system has no mmap: each process has a copy
+    except RuntimeError:  # no mmap on this file system: each process keeps a copy
         return torch.load(file, weights_only=True)
 
 
@@ -99,7 +100,7 @@ def per_channel(values, device):
 def normalise(images, mean, std):
     """Return uint8 images (N, C, H, W) as floats, standardised per channel.
 
-    mean, std: tuples with a number for each channel, on a scale from 0 to 1.
+    mean, std: tuples with one number per channel, on a scale from 0 to 1.
     """
     mean, std = (per_channel(values, images.device) for values in (mean, std))
     return images.float().sub_(mean).div_(std)

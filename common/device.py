@@ -15,7 +15,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": None}
 def get_ranks():
     """Return (rank, local_rank, world_size), which torchrun set for this process.
 
-    rank: in the job; local_rank: on this node. Raises UserError without torchrun.
+    rank: its number in the whole job; local_rank: its number on this node. Raises
+    UserError if torchrun did not start this process.
     """
     names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
     if not all(name in os.environ for name in names):
@@ -31,8 +32,8 @@ def get_device(local_rank=None):
     """Make GPU local_rank of this node the current one; return it, or the CPU.
 
     Scripts for one process pass no local_rank. Raises UserError if torchrun started
-    several processes of such a script, or if there are more processes than GPUs here
-    and NCCL_MULTI_RANK_GPU_ENABLE=1 does not let them share these.
+    several processes of such a script, or if this node has more processes than GPUs
+    and NCCL_MULTI_RANK_GPU_ENABLE=1, which lets them share GPUs, is not set.
     """
     if local_rank is None and dist.is_torchelastic_launched():
         world_size = os.environ["WORLD_SIZE"]
@@ -63,14 +64,15 @@ def get_device(local_rank=None):
 def pick_dtype(device, wanted=None):
     """Return the dtype for torch.autocast, or None for 32 bits.
 
-    wanted: a key of DTYPES, or None for the fastest: bfloat16 if the device has
-    instructions for it, else float16 on a GPU (with a GradScaler), 32 bits on a CPU.
+    wanted: a key of DTYPES, or None for the fastest format. That is bfloat16 if the
+    device has instructions for it, else float16 on a GPU (which needs a GradScaler)
+    and 32 bits on a CPU.
     """
     if wanted:
         return DTYPES[wanted]
     if device.type == "cpu":
         cpu = getattr(torch.cpu, "get_capabilities", dict)()  # from PyTorch 2.10 on
-        bf16 = cpu.get("avx512_bf16") or cpu.get("bf16")  # of x86, of Arm
+        bf16 = cpu.get("avx512_bf16") or cpu.get("bf16")  # on x86, on Arm
         return torch.bfloat16 if bf16 else None
     module = torch.get_device_module(device)
     bf16 = module.is_bf16_supported(including_emulation=False)

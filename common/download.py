@@ -1,4 +1,4 @@
-"""What the download_data.py of several lessons share."""
+"""Functions that the download_data.py of several lessons share."""
 
 import argparse
 from pathlib import Path
@@ -13,11 +13,11 @@ from common.prepare import prepare
 
 
 def download_options(doc):
-    """Return a parser with the option --from FOLDER."""
+    """Return a parser with the option --from DIR."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=layout)
     parser.add_argument(
-        "--from", dest="source", type=Path, metavar="DIR", help="folder of the data"
+        "--from", dest="source", type=Path, metavar="DIR", help="data folder"
     )
     return parser
 
@@ -25,9 +25,10 @@ def download_options(doc):
 def download_images(doc, name, raw, url, unpack, splits, size, md5=None):
     """Run the command download_data.py: get image files, and prepare() them.
 
-    They come from --from DIR with SPLIT/CLASS/, or from DATADIR/name/raw, where
-    unpack(archive, folder) unpacks the archive at url. Raises UserError if it cannot
-    be downloaded, or fails its checksum, and then deletes what has arrived.
+    They are in SPLIT/CLASS/ of the folder --from DIR or, without that option, of
+    DATADIR/name/raw. If raw is missing, unpack(archive, folder) fills it from the
+    archive at url. If the download fails or its checksum is wrong, this deletes what
+    has arrived and raises UserError.
     """
     parser = download_options(doc)
     parser.add_argument("--url", default=url, help="address of the archive")
@@ -37,7 +38,7 @@ def download_images(doc, name, raw, url, unpack, splits, size, md5=None):
     if not source.exists() and not args.source:
         folder.mkdir(parents=True, exist_ok=True)
         problem, fix = f"cannot download {args.url}", "try again, on a login node"
-        # Its own folder: somebody else may download the same at the same time.
+        # A temporary folder, as somebody else may download the same data now.
         with TemporaryDirectory(dir=folder) as own, explain(problem, fix):
             archive, photos = Path(own, "archive"), Path(own, "photos")
             photos.mkdir()

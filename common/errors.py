@@ -1,4 +1,4 @@
-"""A user's mistake ends a script with one line and exit status 2."""
+"""UserError for a user's mistake, and run(), which reports it in one line."""
 
 import argparse
 import os
@@ -14,9 +14,9 @@ class UserError(Exception):
 
 @contextmanager
 def explain(problem, fix):
-    """Turn every error of this block into a UserError: problem, its reason, and fix.
+    """Turn any error in this block into a UserError: "PROBLEM (REASON): FIX".
 
-    It is for files and servers, which fail in too many ways to list.
+    Use it for files and servers, because they fail in too many ways to list.
     """
     try:
         yield
@@ -28,7 +28,7 @@ def explain(problem, fix):
 
 
 def positive(text):
-    """Return a whole number from 1 on, as type= of an argparse option."""
+    """Return text as a whole number of at least 1, for type= of argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is too small: use 1 or more")
@@ -36,21 +36,21 @@ def positive(text):
 
 
 def run(main):
-    """Call main(). A UserError ends it with one line and exit status 2.
+    """Call main(); after a UserError print one line and exit with status 2.
 
     On Ctrl-C torchrun's ranks end at once, because a rank that waits for another in
     C++ would not see Python's KeyboardInterrupt.
     """
-    # Not dist.is_torchelastic_launched(): TensorFlow's scripts have no PyTorch.
+    # dist.is_torchelastic_launched() needs PyTorch; TensorFlow's scripts have none.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         main()
     except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")  # one write: lines of ranks do not mix
+        sys.stderr.write(f"Error: {error}\n")  # one write, so ranks do not mix
         sys.exit(2)
     finally:
         # Gloo's threads may abort if Python ends before they free their tensors:
         # https://github.com/pytorch/pytorch/pull/179291. With torch 2.14, 9 of 26
-        # runs did so where the system ran these threads last; with the sleep, none.
+        # runs aborted when these threads ran last; with the sleep, none did.
         time.sleep(0.1)

@@ -17,17 +17,17 @@ RESULTS = "logs/results.jsonl"
 class RunLog:
     """Prints a run's lines and, at the end, adds a line to logs/results.jsonl.
 
-    args: the script's options, with the batch size per GPU; model: not wrapped in
-    DDP, to count its gradients' bytes; gpus: their number, by default one per
-    process; enabled: whether this process prints and writes, as rank 0 does. Scripts
-    that write more use `folder`, the run's own.
+    args: the script's options, with the batch size per GPU; model: the model without
+    its DDP wrapper, to count its gradients' bytes; gpus: the number of GPUs, by
+    default one per process; enabled: True in the process that prints and writes,
+    which is rank 0. Other files of the run belong in its `folder`.
     """
 
     def __init__(self, args, device, model=None, gpus=None, *, enabled=True):
         self.args, self.device, self.enabled = args, device, enabled
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.gpus = gpus or ranks
-        self.global_batch = args.batch_size * self.gpus  # a step's, on all GPUs
+        self.global_batch = args.batch_size * self.gpus  # per step, on all GPUs
         self.gradient_bytes = count_gradient_bytes(model) if model else None
         self.job = os.environ.get("SLURM_JOB_ID")
         self.folder = Path("logs", run_name(self.gpus, self.job))
@@ -35,12 +35,12 @@ class RunLog:
         here = torch.accelerator.device_count()
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.gpus_shared = here if 0 < here < processes else None
-        if enabled:  # a folder that cannot be made fails now, not after an epoch
+        if enabled:  # if this fails, it fails before training
             os.makedirs("logs", exist_ok=True)
         self.print_header(args.batch_size)
 
     def print_header(self, batch_size):
-        """Print the processors and the batch size, per GPU and of the job."""
+        """Print the processors, and the batch size per GPU and of the whole job."""
         script, name = Path(sys.argv[0]).stem, processor_name(self.device)
         self.print(f"{script} on {self.gpus} x {name}")
         if self.gpus_shared:
@@ -84,7 +84,7 @@ class RunLog:
         result = {
             "script": sys.argv[0],
             "gpus": self.gpus,
-            "gpus_shared": self.gpus_shared,  # None: each rank has its own
+            "gpus_shared": self.gpus_shared,  # None: one GPU per rank
             "nodes": int(os.environ.get("GROUP_WORLD_SIZE", 1)),  # torchrun sets it
             "device": processor_name(self.device),
             "cpu": getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name"),
@@ -94,17 +94,17 @@ class RunLog:
             "options": vars(self.args),
             "unit": self.unit,
             "per_epoch": counts[0],  # images, or tokens
-            "epoch_seconds": seconds,  # of all epochs, as printed
+            "epoch_seconds": seconds,  # a list, as printed
             "peak_memory_gb": peak_memory(self.device) / 1e9,
             "epoch_ends": ends,  # seconds since 1970
             "accuracy": accuracy,  # in %
             "training_seconds": training_seconds,
-            "gradient_bytes": self.gradient_bytes,  # what DDP averages in a step
-            "checkup": "DDP_CHECKUP" in os.environ,  # the checkup slows it down
+            "gradient_bytes": self.gradient_bytes,  # averaged by DDP in a step
+            "checkup": "DDP_CHECKUP" in os.environ,  # it slows the run down
         }
         if self.enabled:
             file = Path(RESULTS)
-            # A full disk may have left half a line: this one begins after it.
+            # If a full disk has left half a line, begin a new one.
             torn = file.exists() and file.read_text()[-1:] not in ("", "\n")
             with file.open("a") as results:
                 results.write("\n" * torn + json.dumps(result | fields) + "\n")

@@ -1,4 +1,4 @@
-"""Loss and accuracy, summed on the device: `.item()` makes the CPU wait for it."""
+"""Loss and accuracy, summed on the device, because .item() makes the CPU wait."""
 
 import math
 
@@ -21,8 +21,8 @@ def batch_sums(loss, *correct):
 def to_metrics(sums, *names, check_finite=False):
     """Return {"loss": mean, "accuracy": %} from sums; this waits for the device.
 
-    names: of the accuracies, if there are several. check_finite: raise UserError if
-    the loss is inf or NaN. Use it for training only, because in fp16 a validation
+    names: the accuracies' names, if there are several. check_finite: raise UserError
+    if the loss is inf or NaN. Use it for training only, because in fp16 a validation
     loss may overflow in the first epochs.
     """
     loss_sum, *correct, count = sums.tolist()

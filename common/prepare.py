@@ -23,7 +23,8 @@ def save_split(folder, split, images, labels):
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{split}.pt"
-    # In its own folder first: a killed run leaves no half, and two can run at once.
+    # First in a temporary folder: if this is killed, no half file is left, and two
+    # runs can write at the same time.
     with TemporaryDirectory(dir=folder) as own:
         part = Path(own, file.name)
         with part.open("wb") as stream:  # torch.save(path) would hide a full disk
@@ -35,15 +36,15 @@ def save_split(folder, split, images, labels):
 def prepare(source, target, splits, size):
     """Save target/SPLIT.pt from the images in source/SPLIT/CLASS/, on several cores.
 
-    They are resized to size x size pixels, and sorted by class, then by name. Labels
+    Images are resized to size x size pixels, sorted by class, then by name. Labels
     are 0, 1, ... in the order of the classes' names. A split must fit into memory.
-    Raises FileNotFoundError if a split or the images of a class are missing,
-    and Pillow's error, which names the file, if one is damaged.
+    Raises FileNotFoundError if a split or the images of a class are missing. For a
+    damaged image, Pillow raises an error with the file's name.
     """
     read = partial(read_photo, size=size)
     for split in splits:
         photos = ImageFolder(source / split, loader=read)
-        # At most 16: others use a login node too.
+        # At most 16, because others use the login node too.
         workers = min(16, len(os.sched_getaffinity(0)))
         loader = DataLoader(photos, batch_size=16, num_workers=workers)
         images = torch.empty(len(photos), 3, size, size, dtype=torch.uint8)

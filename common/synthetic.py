@@ -1,4 +1,4 @@
-"""Synthetic data: what the sample_data.py of several lessons share."""
+"""Functions that the sample_data.py of several lessons share."""
 
 import argparse
 import shlex
@@ -27,8 +27,8 @@ def make_synthetic_data(doc, name, splits, make):
     """
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=layout)
-    parser.add_argument("--to", type=Path, default=SYNTHETIC_DIR, help="folder")
-    parser.add_argument("--scale", type=float, default=1, help="relative size")
+    parser.add_argument("--to", type=Path, default=SYNTHETIC_DIR, help="data folder")
+    parser.add_argument("--scale", type=float, default=1, help="size factor")
     args = parser.parse_args()
     folder = args.to / name
     if not all((folder / f"{split}.pt").exists() for split in splits):
@@ -36,6 +36,6 @@ def make_synthetic_data(doc, name, splits, make):
         folder.mkdir(parents=True, exist_ok=True)
         make(folder, args.scale)
     elif args.scale != 1:
-        print(f"{folder} is there already: delete it for another --scale")
+        print(f"{folder} exists already: delete it for another --scale")
     datadir = shlex.quote(str(args.to.resolve()))
     print(f"{folder} is ready: run `export DATADIR={datadir}`")

@@ -1,8 +1,8 @@
-"""PyTorch's torchrun without its error report, since the failed rank has said why.
+"""PyTorch's torchrun without its error report, since the failed rank prints why.
 
     python -m common.torchrun --standalone --nproc-per-node=2 SCRIPT.py [OPTIONS]
 
-The exit status is that of the rank that failed. Plain `torchrun` works as well.
+The exit status is the failed rank's. Plain `torchrun` works as well.
 """
 
 import logging
@@ -20,9 +20,9 @@ if __name__ == "__main__":
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         status = failure.exitcode
-        if status < 0:  # a signal ended it, so it said nothing
+        if status < 0:  # a signal ended it before it could print an error
             print(f"Error: rank {rank}: {failure.message}", file=sys.stderr)
             status = 128 - status  # as a shell does
         os._exit(status)  # at once: srun's SIGTERM would change the status
-    except SignalException:  # Ctrl-C, or srun ends the job since another node failed
+    except SignalException:  # Ctrl-C, or srun, because another node failed
         os._exit(1)

@@ -1,4 +1,4 @@
-"""DDP: one process per GPU, each with its shard of the data.
+"""DDP: one process per GPU, which trains on its shard of the data.
 
     sbatch jobscript.sh single.py # or jobscript_dp.sh dp.py, jobscript_ddp.sh ddp.py
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a mod
 from torch.utils.data import DistributedSampler  # DDP: shards of the data
 
 from common.data import make_loader
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -70,13 +70,14 @@ def main():
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard
+    sampler = DistributedSampler(train_set, seed=args.seed)
     batch_size = args.batch_size
     loader = make_loader(train_set, batch_size, device, sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients

@@ -62,7 +62,7 @@ def main():
     size = args.layers, args.width, args.heads, args.length
     model = Transformer(*size, verbose=args.verbose).to(device)
     log = RunLog(args, device, model, gpus)  # DP: counts all GPUs
-    dp_model = torch.nn.DataParallel(model)  # DP: copied to all GPUs in each step
+    dp_model = torch.nn.DataParallel(model)  # DP: copied to all GPUs in every step
     parameters = sum(p.numel() for p in model.parameters())
     log.print(f"Parameters: {parameters / 1e6:.1f} million")
 

@@ -50,7 +50,7 @@ def count_bytes(tensors):
 def step(model, inputs, targets):
     """Run a step's forward and backward pass; return the loss and {part: bytes}.
 
-    The first GPU has the model and the batch, and all copies come from it or go to
+    The first GPU holds the model and the batch, and all copies come from it or go to
     it. torch.nn.parallel calls the parts scatter, replicate, parallel_apply and
     gather.
     """

@@ -4,7 +4,7 @@
 
 It first trains naively (one half works while the other waits), then with each batch
 split into micro-batches, so that both halves work at the same time.
-../beyond_ddp/pipeline.py uses PyTorch's instead, on any number of GPUs.
+../beyond_ddp/pipeline.py uses PyTorch's pipeline, on any number of GPUs.
 
 Without a GPU, the run script adds the options in small.txt: a small model.
 """
@@ -28,7 +28,7 @@ from model import Transformer
 def first_half(layers, micro_batches):
     """Run the forward passes, then a backward pass for each gradient received.
 
-    micro_batches: tokens (n, length) each.
+    micro_batches: a list of tokens (n, length).
     """
     activations, requests = [], []
     for tokens in micro_batches:
@@ -46,7 +46,7 @@ def first_half(layers, micro_batches):
 def second_half(layers, micro_batches, width):
     """Run both passes on the activations received; return the batch's mean loss.
 
-    micro_batches: targets (n, length) each.
+    micro_batches: a list of targets (n, length).
     """
     count = sum(targets.numel() for targets in micro_batches)
     inputs, losses = [], []
@@ -55,7 +55,7 @@ def second_half(layers, micro_batches, width):
         dist.recv(received, 0)
         inputs.append(received.requires_grad_())
         logits = layers(received).flatten(0, 1)
-        # Divided by the whole batch's count, so that gradients add up to its mean's.
+        # Divide by the whole batch's count: the gradients then add up to its mean's.
         loss = cross_entropy(logits, targets.flatten(), reduction="sum") / count
         losses.append(loss)
     for received, loss in zip(inputs, losses, strict=True):
@@ -116,7 +116,7 @@ def main():
     model = Transformer(args.layers, args.width, args.heads, args.length)
     cut = 1 + args.layers // 2  # after the embedding and half of the blocks
     layers = (model.layers[:cut] if rank == 0 else model.layers[cut:]).to(device)
-    # Enabled later: RunLog would print the batch as if it were per GPU.
+    # Enabled below, because RunLog() would print the batch size as if per GPU.
     log = RunLog(args, device, enabled=False)
     log.enabled = rank == 0
     log.print(f"On {device}: the embedding and {cut - 1} of {args.layers} layers")

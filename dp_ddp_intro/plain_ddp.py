@@ -37,9 +37,9 @@ class Transformer(nn.Module):
 
 
 def make_data():
-    """Return random tokens, of which most follow from the one before, as a data set.
+    """Return a data set of random tokens, most of which follow from the one before.
 
-    With a seed of its own, so that every process makes the same data.
+    The seed is fixed, so that every process makes the same data.
     """
     generator = torch.Generator().manual_seed(0)
     successor = torch.randperm(VOCABULARY, generator=generator)
@@ -67,7 +67,7 @@ def main():
     loader = DataLoader(train_set, batch_size=16, sampler=sampler)  # 16 per process
     optimizer = torch.optim.Adam(ddp_model.parameters(), lr=0.003)
     for epoch in range(1, 5):
-        sampler.set_epoch(epoch)  # a new order in each epoch
+        sampler.set_epoch(epoch)  # a new order in every epoch
         loss_sum = torch.zeros((), device=device)
         for tokens, targets in loader:
             logits = ddp_model(tokens.to(device)).flatten(0, 1)

@@ -23,7 +23,7 @@ URL = (
     "https://download.microsoft.com/download/3/E/1/"
     "3E1C3F21-ECDB-4869-8368-6DEBA77B919F/kagglecatsanddogs_5340.zip"
 )
-LARGEST = 10_000_000  # bytes of a photo; Microsoft's have 32,000 on average
+LARGEST = 10_000_000  # bytes per photo; Microsoft's photos have 32,000 on average
 
 
 def unpack(archive, folder):
@@ -31,8 +31,8 @@ def unpack(archive, folder):
 
     In numerical order and without the few unreadable photos, the first 1,000 of each
     class go to the training set, the next 500 to the validation set, and the rest to
-    the test set. Raises BadZipFile if no photos are left for the test set, or one is
-    too large, and Pillow's DecompressionBombError.
+    the test set. Raises BadZipFile if no photos are left for the test set or if one
+    is too large. Pillow may raise DecompressionBombError.
     """
     with zipfile.ZipFile(archive) as photos:
         for animal in ("Cat", "Dog"):

@@ -117,7 +117,7 @@ def main():
     args = parser.parse_args()
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed)
 
     train_set, val_set, test_set = dogs_vs_cats()

@@ -1,4 +1,4 @@
-"""DDP: one process per GPU, each with its shard of the photos.
+"""DDP: one process per GPU, which trains on its shard of the photos.
 
     sbatch run.sh pytorch_dvc_cnn_pretrained.py                   # one GPU
     sbatch run-2gpus.sh pytorch_dvc_cnn_pretrained_multigpu.py    # DDP, two GPUs
@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the da
 
 from backbones import BACKBONES, WEIGHT_SETS, load_features
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -87,7 +87,7 @@ def fit(model, loaders, optimizer, epochs, device, log):
     ddp_model = DDP(model)
     start = time.perf_counter()
     for epoch in epochs:
-        train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        train_loader.sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         epoch_start = time.perf_counter()
         batches = log.progress(train_loader, "training")
         # DDP: train with the wrapper, which averages gradients
@@ -126,7 +126,7 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
@@ -139,10 +139,11 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard, and evaluates every world_size-th image
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))
     train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
-    test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 

@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the data
 
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import positive, run
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
@@ -80,9 +80,9 @@ def train(args, model, device, train_loader, optimizer, epoch, log):
         optimizer.step()
         optimizer.zero_grad()
         if step % args.log_interval == 0 or step == num_steps:
-            loss = loss.detach()  # DDP: the number without its graph, to be summed
+            loss = loss.detach()  # DDP: the sum needs no gradient
             dist.all_reduce(loss)  # DDP: the sum over all ranks
-            loss = loss / dist.get_world_size()  # DDP: their mean
+            loss = loss / dist.get_world_size()  # DDP: the mean of the ranks' losses
             seen = min(step * log.global_batch, images)
             progress = f"{seen}/{images} ({seen / images:.0%})"
             loss = loss.item()  # .item() waits for the GPU: not in every step
@@ -101,7 +101,7 @@ def test(model, device, test_loader, log):
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)  # the mean over this batch
         # The answer is the digit with the largest log-probability. The sums stay on
-        # the GPU, because reading them for each batch would wait for it.
+        # the GPU, because reading them in every batch would make the CPU wait.
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     dist.all_reduce(sums)  # DDP: the sum over all ranks
     test_metrics = to_metrics(sums)  # waits until the GPU has tested all batches
@@ -134,7 +134,7 @@ def main():
     )
     parser.add_argument("--gamma", type=float, default=0.7, help="decay of --lr")
     parser.add_argument(
-        "--log-interval", type=positive, default=10, help="steps per log"
+        "--log-interval", type=positive, default=10, help="steps per log line"
     )
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument(
@@ -145,14 +145,14 @@ def main():
     rank, local_rank, world_size = get_ranks()  # DDP: torchrun numbers the processes
 
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
-    # For slurm_ddp.sh: with LINE_PROFILE=1 each process writes a profile to logs/.
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
+    # For slurm_ddp.sh: with LINE_PROFILE=1 every process writes a profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
-    train_set, test_set = mnist()  # bytes in memory, made floats on the GPU
+    train_set, test_set = mnist()  # uint8 in memory, made float on the GPU
     # channels_last is the order in memory that convolutions on tensor cores read.
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model, enabled=rank == 0)  # DDP: only rank 0 logs
@@ -162,9 +162,10 @@ def main():
     log.print(f"Train set size: {len(train_set)}")
     log.print(f"Test set size: {len(test_set)}")
 
-    test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     batch_size = args.batch_size
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard, and evaluates every world_size-th image
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))
     loader = make_loader(  # makes batches of the digits in the sampler's order
         train_set, batch_size, device, sampler=sampler, num_workers=args.workers
     )
@@ -174,7 +175,7 @@ def main():
     scheduler = SCHEDULERS[args.scheduler](optimizer, args)
     start = time.perf_counter()
     for epoch in range(1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         epoch_start = time.perf_counter()
         # DDP: train with the wrapper, which averages gradients
         train(args, ddp_model, device, loader, optimizer, epoch, log)
@@ -185,7 +186,7 @@ def main():
         scheduler.step()  # sets the learning rate of the next epoch
     training_seconds = time.perf_counter() - start
     log.print(f"Total training time: {training_seconds:.1f} s")
-    if args.save_model and rank == 0:  # DDP: one process writes
+    if args.save_model and rank == 0:  # DDP: only rank 0 writes
         torch.save(model.state_dict(), "mnist_cnn.pt.part")
         os.replace("mnist_cnn.pt.part", "mnist_cnn.pt")  # never half a file
     accuracy, profiled = test_metrics["accuracy"], profile.enabled

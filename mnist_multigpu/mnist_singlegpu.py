@@ -96,7 +96,7 @@ def test(model, device, test_loader, log):
         output = model(normalise(data, MEAN, STD))
         loss = F.nll_loss(output, target)  # the mean over this batch
         # The answer is the digit with the largest log-probability. The sums stay on
-        # the GPU, because reading them for each batch would wait for it.
+        # the GPU, because reading them in every batch would make the CPU wait.
         sums += batch_sums(loss, output.argmax(dim=1) == target)
     test_metrics = to_metrics(sums)  # waits until the GPU has tested all batches
     correct, images = map(int, sums[1:].tolist())
@@ -128,7 +128,7 @@ def main():
     )
     parser.add_argument("--gamma", type=float, default=0.7, help="decay of --lr")
     parser.add_argument(
-        "--log-interval", type=positive, default=10, help="steps per log"
+        "--log-interval", type=positive, default=10, help="steps per log line"
     )
     parser.add_argument("--workers", type=int, default=0, help="loader processes")
     parser.add_argument(
@@ -138,13 +138,13 @@ def main():
     args = parser.parse_args()
 
     device = get_device()
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
-    # For slurm_ddp.sh: with LINE_PROFILE=1 each process writes a profile to logs/.
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
+    # For slurm_ddp.sh: with LINE_PROFILE=1 every process writes a profile to logs/.
     profile.output_prefix = f"logs/rank{os.environ.get('RANK', 0)}"
     profile.write_config |= {"stdout": False, "timestamped_text": False}
     torch.manual_seed(args.seed)
 
-    train_set, test_set = mnist()  # bytes in memory, made floats on the GPU
+    train_set, test_set = mnist()  # uint8 in memory, made float on the GPU
     # channels_last is the order in memory that convolutions on tensor cores read.
     model = Net().to(device, memory_format=torch.channels_last)
     log = RunLog(args, device, model)

@@ -16,7 +16,7 @@ set -euo pipefail
 source common/env.sh
 set_gpus 2
 echo "Running on host $(hostname)"
-mkdir -p logs # the profiler writes there, whatever happens
+mkdir -p logs # the profiler writes there, even if the script fails
 LINE_PROFILE=1 exec "${PYTHON[@]}" -m common.torchrun --standalone \
     --local-addr=127.0.0.1 --nproc-per-node="$GPUS" \
     mnist_ddp.py --epochs=5 --batch-size=128 $small "$@"

@@ -14,7 +14,7 @@
 set -euo pipefail
 [[ ${SLURM_JOB_ID:-} ]] || CDPATH= cd "$(dirname "$0")" # a job starts where it was submitted
 source common/env.sh
-mkdir -p logs # the profilers write there, whatever happens
+mkdir -p logs # the profilers write there, even if the script fails
 echo "Running on hosts ${SLURM_JOB_NODELIST:-$(hostname)}"
 set_gpus 1 2 # without Slurm: two nodes on this machine, one process on each
 LINE_PROFILE=1 source common/launch_nodes.sh \

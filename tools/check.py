@@ -13,10 +13,10 @@ It needs only PyTorch and machine.py: copy both to any cluster, and run
 --local-addr=127.0.0.1.)
 
 Prints which PyTorch it found, the devices of all processes, and the speed of
-communication, of matrix products and of reading DATADIR. The last line says that all
-is well, or what is wrong and what to do. It takes less than two minutes. The file
-logs/check-JOB.json, or that of `--to FILE`, contains all results. Ranks that do not
-answer within 60 seconds are named.
+communication, of matrix products and of reading DATADIR. The last line reports that
+all is well, or what is wrong and what to do. The check takes less than two minutes.
+All results go to logs/check-JOB.json, or to the file of `--to FILE`. Ranks that do
+not answer within 60 seconds are listed.
 
 Exit status: 0; 1 if something is wrong; 2 if the check had to stop.
 """
@@ -55,8 +55,8 @@ IOMMU_HINT = "if NCCL_P2P_DISABLE=1 helps, the cause is the IOMMU"
 class Job:
     """The processes of this job, and their results, which become the JSON file.
 
-    They meet at torchrun's store, which needs neither Gloo nor NCCL, and so can name
-    a missing rank, or a problem, before Gloo or NCCL would hang.
+    They meet at torchrun's store, which needs neither Gloo nor NCCL, so a missing
+    rank or a problem is reported before Gloo or NCCL would hang.
 
     Keys of `found`: backend; nodes (names); finished (the time, or null);
     gpus_shared (the number of GPUs, if ranks share them, or null);
@@ -220,7 +220,7 @@ def measure_all_reduce(job, group):
         if before and 5 * seconds * size / before > 10:
             break  # it runs five times, and must not take minutes
         with job.deadline(f"all_reduce of {size} bytes over {over}"):
-            # Each rank has another number: a lost or a doubled one shows.
+            # Every rank has a different number, so a lost or doubled one shows.
             mine = dist.get_rank(group) + 1.0
             x = torch.full((size // 4,), mine, device=job.device)
             dist.all_reduce(x, group=group)

@@ -4,17 +4,16 @@
     python ../tools/compare.py logs/results.jsonl
     python ../tools/compare.py logs/class/*/results.jsonl --csv logs/class.csv
 
-Each line is a command. Options that differ between the commands have a column each.
+Each line is a command. Every option that differs between commands gets a column.
 
 speed-up      images (or tokens) per second relative to the baseline: the fastest run
               on one GPU with the same batch, per GPU or in total, and the same
               options, except for --epochs, --lr, --seed, --optimizer and the like
 efficiency    speed-up per GPU
-baseline      its batch, where that is equal in total, and not per GPU
+baseline      batch of the baseline, shown if it equals the run's batch in total
 memory        peak on rank 0: tensors on its GPU, or without a GPU the whole process
-runs          how often the command was run, also with other --epochs or --seed. Its
-              line is the median run: of two runs the faster one, of three the one in
-              the middle
+runs          how often the command was run, also with other --epochs or --seed. The
+              line shows the median run: the faster of two, the middle one of three
 spread        how much faster the fastest run was than the slowest
 
 A note says "repeat" until more than half of a command's runs are within 25 % of the

@@ -1,4 +1,4 @@
-"""What check.py reads and measures on one machine, without communication."""
+"""Readings and measurements of one machine for check.py, no communication."""
 
 import os
 import platform
@@ -47,7 +47,7 @@ def describe_versions():
 def find_tmpdir_problem():
     """Return what is wrong with the folder for temporary files, or None."""
     folder = os.environ.get("TMPDIR", "/tmp")
-    if len(folder) + 40 > 108:  # AF_UNIX's limit; Python adds names of its own
+    if len(folder) + 40 > 108:  # AF_UNIX's limit; Python adds file names
         text = "too long for the sockets of DataLoader's workers"
         return f"has {len(folder)} characters, {text}"
     try:
@@ -129,7 +129,7 @@ def read_data(root):
     found |= {"file": None, "unprepared": [], "tmpdir": find_tmpdir_problem()}
     files = []
     try:
-        os.listdir(root)  # raises an error, where is_file() says no
+        os.listdir(root)  # raises an error, where is_file() returns False
         for exercise, names in REQUIRED_FILES.items():
             there = [root / name for name in names if (root / name).is_file()]
             if len(there) == len(names):
@@ -138,7 +138,7 @@ def read_data(root):
         if files:
             found["file"] = str(max(files, key=os.path.getsize))
             with open(found["file"], "rb", buffering=0) as file:
-                # Read from the disk, not from this node's page cache
+                # So the timed read comes from the disk, not from the page cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                 start = time.perf_counter()
                 size = len(file.read(128 * 2**20))

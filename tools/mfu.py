@@ -10,7 +10,7 @@ counts as if no token were masked.
 
 The peak is the one for the run's format: float32 (TF32 where the GPU has it) or 16
 bits. It comes from the data sheet, without sparsity, or with --check from the matrix
-products that check.py measured. CPUs have only that one.
+products that check.py measured. CPUs need --check.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from common.errors import run as run_main
 from compare import print_table
 from results import read_runs
 
-# {PyTorch's name of a GPU: TFLOP/s in (float32, 16 bits)}, without sparsity, with
-# which many data sheets give twice as much.
+# {PyTorch's name of a GPU: TFLOP/s in (float32, 16 bits)}, without sparsity. Many
+# data sheets print the values with sparsity, which are twice as high.
 PEAKS = {
     # nvidia.com: nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
     "NVIDIA A100-PCIE-40GB": (156, 312),

@@ -1,4 +1,4 @@
-"""Rehearsal of a lesson: submits each job of its README, and prints what it takes.
+"""Rehearsal of a lesson: submits all jobs of its README, and prints what they take.
 
     make rehearse LESSON=exercise8 REHEARSE="--students 20"
 

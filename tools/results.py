@@ -23,7 +23,7 @@ def is_checked(run):
 
 
 def leave_out(runs, reason, which):
-    """Return the runs but those for which which() is true, and say how many."""
+    """Return the runs without those that match which(); warn how many match."""
     kept = [run for run in runs if not which(run)]
     if count := len(runs) - len(kept):
         warn(f"left out {count} run{'s' * (count > 1)} {reason}")
@@ -33,7 +33,7 @@ def leave_out(runs, reason, which):
 def read_runs(files):
     """Return the runs in these .jsonl files, a dict each, or raise UserError.
 
-    Lines that are not runs are left out, and so are runs whose speed says nothing:
+    Lines that are not runs are left out, and so are runs that were slowed down:
     those with --verbose, and those under the checkup.
     """
     runs = []
@@ -45,7 +45,7 @@ def read_runs(files):
             raise UserError(f"{text}; run a script first") from None
         broken = []
         lines = [line for line in text.split("\n") if line.strip()]
-        for line in dict.fromkeys(lines):  # each once
+        for line in dict.fromkeys(lines):  # without repeats
             try:
                 runs.append(parse_run(json.loads(line)) | {"file": str(file)})
             except (ValueError, TypeError, LookupError, ArithmeticError) as error:
@@ -66,7 +66,7 @@ def parse_run(fields):
     batch: of all GPUs; speed, size: images (or tokens) per second, and per epoch
     processor: a GPU's name, or "CPU core"; machine: with the CPU's name
     epochs: epochs that ran, without fine-tuning; end: of the last, in seconds
-    gpus_shared: how many GPUs the `gpus` ranks share, or None if each has its own
+    gpus_shared: the number of GPUs that the `gpus` ranks share, or None
     notes: what is unusual about the run, in words
     """
     run = dict.fromkeys(["accuracy", "training_seconds", "gpus_shared"])
@@ -97,7 +97,7 @@ def parse_run(fields):
 
 
 def name_processors(row):
-    """Return how many processors a run had: "2 x NVIDIA H200"."""
+    """Return a run's processors and their number: "2 x NVIDIA H200"."""
     if shared := row["gpus_shared"]:
         gpus = f"{shared} {row['processor']}{'s' * (shared > 1)}"
         return f"{row['gpus']} ranks on {gpus}"

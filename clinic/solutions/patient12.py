@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -39,7 +39,7 @@ def main():
     dist.init_process_group(timeout=timedelta(seconds=30))  # ends a hang soon
 
     train_set, val_set = shapes(1024, seed=1), shapes(60, seed=2)
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 32, sampler=sampler)
     val_shard = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     val_loader = DataLoader(val_shard, 30)
@@ -48,7 +48,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), 0.003)
     best_loss, best_epoch = float("inf"), 0
     for epoch in range(1, 21):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         train_loss = torch.zeros((), device=device)
         val_loss = torch.zeros((), device=device)
         for images, labels in loader:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -35,7 +35,7 @@ def main():
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set, val_set = shapes(1024, seed=1), shapes(500, seed=2)
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 32, sampler=sampler)
     val_loader = DataLoader(val_set, 100)
     features = nn.Sequential(
@@ -56,7 +56,7 @@ def main():
             features.requires_grad_(True)  # the second stage
             ddp_model = DDP(model)  # FIX: hooks all layers
             optimizer = torch.optim.Adam(model.parameters(), 0.002)
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         for images, labels in loader:
             loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))
             loss.backward()

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler, Subset, random_split
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -41,7 +41,7 @@ def main():
     rng = torch.Generator().manual_seed(0)  # FIX: the same on all ranks
     full_set = shapes(640)
     train_set, val_set = random_split(full_set, [0.75, 0.25], rng)  # FIX: one split
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 16, sampler=sampler)
     val_shard = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
     val_loader = DataLoader(val_shard, 16)
@@ -49,7 +49,7 @@ def main():
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     optimizer = torch.optim.AdamW(model.parameters(), 0.001)
     for epoch in range(1, 16):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         model.train()
         for images, labels in loader:
             loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -38,7 +38,7 @@ def main():
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
     train_set = shapes(1024)
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 16, sampler=sampler)
     model = nn.Sequential(
         nn.Conv2d(3, 32, 5, stride=2),
@@ -56,7 +56,7 @@ def main():
             part.load_state_dict(checkpoint[name])
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     for epoch in range(epochs_done + 1, args.epochs + 1):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in loader:
             loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -50,14 +50,14 @@ def main():
     dist.init_process_group(timeout=timedelta(seconds=30))  # ends a hang soon
 
     train_set, val_set = shapes(2048, seed=1), shapes(500, seed=2)
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 32, sampler=sampler)
     val_loader = DataLoader(val_set, 50)
     model = build_model().to(device)
     ddp_model = DDP(model)  # DDP: copies rank 0's weights, averages gradients
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     for epoch in range(1, 5):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in loader:
             loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))

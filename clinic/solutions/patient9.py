@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP  # DDP: wraps a model
 from torch.utils.data import DataLoader, DistributedSampler
 
-from common.device import get_device, get_ranks  # DDP: the ranks
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
 from common.errors import run
 from dataset import shapes
 
@@ -46,7 +46,7 @@ def main():
     random.seed(rank)
 
     train_set = shapes(2048)
-    sampler = DistributedSampler(train_set)  # DDP: a shard per rank
+    sampler = DistributedSampler(train_set)  # DDP: each rank trains on its own shard
     loader = DataLoader(train_set, 32, sampler=sampler)
     model = Net().to(device)
     ddp_model = DDP(  # DDP: copies rank 0's weights, averages gradients
@@ -55,7 +55,7 @@ def main():
     )
     optimizer = torch.optim.Adam(model.parameters(), 0.003)
     for epoch in range(1, 7):
-        sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         loss_sum = torch.zeros((), device=device)
         for images, labels in loader:
             loss = cross_entropy(ddp_model(images.to(device)), labels.to(device))

@@ -3,9 +3,9 @@
 # Alvis (C3SE, Sweden): NVIDIA T4 to A100, software from modules. It was to close on 31 August 2026,
 # except for Chalmers (C3SE's page of May). For other clusters with such modules, copy this file.
 # Before sbatch: export SBATCH_ACCOUNT=NAISS...
-# It wants the type of the GPUs, so give it with the number: sbatch --gpus-per-node=A100:2
-# run-2gpus.sh ..., in mnist_multigpu --gres=gpu:A100:2. (SBATCH_GPUS_PER_NODE would give
-# all scripts the same number.)
+# Alvis requires the type of the GPUs, so give it with the number: sbatch --gpus-per-node=A100:2
+# run-2gpus.sh ..., and in mnist_multigpu --gres=gpu:A100:2. (SBATCH_GPUS_PER_NODE would set
+# the same number for all scripts.)
 # For a class (docs/CLUSTER.md#for-a-class): edit the lines that you need, and remove their first #.
 # export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-NAISS...}
 # export SBATCH_RESERVATION=${SBATCH_RESERVATION-NAME}

@@ -14,7 +14,7 @@ if [[ $framework == torch && -d $images ]]; then
     module use /appl/local/laifs/modules
     module load lumi-aif-singularity-bindings
     image=${SIF:-$images/lumi-multitorch-latest.sif}
-    # Between nodes: since ROCm 7 the container knows the network, and NCCL_NET_GDR_LEVEL=PHB,
+    # Between nodes: since ROCm 7 the container finds the network, and NCCL_NET_GDR_LEVEL=PHB,
     # which older guides set, can hang (LUMI-AI-Guide, May and September 2026; not run here).
     export FI_MR_CACHE_MONITOR=userfaultfd
 else # the older containers: TensorFlow is in no other
@@ -32,6 +32,6 @@ python=$course/.venv-$site/bin/python # a link to a file inside the container
 # Older containers keep their Python in a conda environment, which WITH_CONDA activates.
 PYTHON=(singularity exec "$image" bash -c '$WITH_CONDA; exec "$0" "$@"' "$python")
 
-# The kernels that MIOpen compiles: on the node's own disk, for the shared one is slow.
+# MIOpen's compiled kernels go to the node's own /tmp, because the shared disk is slow.
 export MIOPEN_USER_DB_PATH=/tmp/$user-miopen MIOPEN_CUSTOM_CACHE_DIR=/tmp/$user-miopen
 export DATADIR=${DATADIR:-/scratch/$account/$user/data}

@@ -1,9 +1,9 @@
 # Roihu (CSC, Finland; follows Puhti, closed since July 2026): NVIDIA GH200, software from modules.
-# Log in to roihu-gpu.csc.fi, for the GPU nodes are Arm.
+# Log in to roihu-gpu.csc.fi, because the GPU nodes are Arm.
 # Before sbatch: export SBATCH_ACCOUNT=project_... SBATCH_PARTITION=gpumedium
-# CSC's own scripts give the type of the GPUs. If sbatch wants it, too: sbatch
+# CSC's own scripts give the type of the GPUs. If sbatch requires it: sbatch
 # --gpus-per-node=gh200:2 run-2gpus.sh ..., in mnist_multigpu --gres=gpu:gh200:2.
-# gpumedium takes up to 4 GPUs a job, gputest 15 minutes (--time=15), gpularge more GPUs on request.
+# gpumedium allows up to 4 GPUs per job, gputest 15 minutes (--time=15), gpularge more GPUs on request.
 # For a class (docs/CLUSTER.md#for-a-class): edit the lines that you need, and remove their first #.
 # export SBATCH_ACCOUNT=${SBATCH_ACCOUNT:-project_...}
 # export SBATCH_PARTITION=${SBATCH_PARTITION:-gpumedium}

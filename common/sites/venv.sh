@@ -1,5 +1,5 @@
 # The virtual environment that `make venv` made (for TensorFlow `make venv-tensorflow`);
-# without it, the Python that is found.
+# without it, the Python that is on the PATH.
 venv=$common/../.venv
 [[ $framework == torch ]] || venv=$venv-$framework
 if [[ -f $venv/bin/activate ]]; then

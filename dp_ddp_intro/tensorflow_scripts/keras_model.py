@@ -11,7 +11,7 @@ from dataset import VOCABULARY
 
 
 def print_input_size(tokens):
-    """Print each replica's number and the size of its input, in each step."""
+    """Print each replica's number and the size of its input, in every step."""
     replica = tf.distribute.get_replica_context()
     if replica:  # None while the model is being built
         number, size = replica.replica_id_in_sync_group, tf.shape(tokens)

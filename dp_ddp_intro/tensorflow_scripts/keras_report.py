@@ -1,7 +1,7 @@
 """Devices, printed lines and results of the TensorFlow scripts.
 
-The fields of a result are those of common/log.py, which cannot be imported here: it
-needs PyTorch, and TensorFlow's environment has none.
+The fields of a result are those of common/log.py, which cannot be imported here,
+because it needs PyTorch and TensorFlow's environment has none.
 """
 
 import json
@@ -63,11 +63,14 @@ class Report(callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch_start = time.perf_counter()
-        if epoch == 0:  # takes half a minute on two cores
+        if epoch == 0:  # which takes half a minute on two cores
             self.print("TensorFlow builds its graph before the first step")
 
     def on_epoch_end(self, epoch, logs):
-        """epoch: from 0; logs: loss and accuracy (0 to 1) of the whole job."""
+        """Print and keep an epoch's figures.
+
+        epoch: counted from 0; logs: loss and accuracy (0 to 1) of the whole job.
+        """
         loss, self.accuracy = logs["loss"], 100 * logs["accuracy"]
         if not math.isfinite(loss):
             raise UserError(f"the loss is {loss}: use a smaller --lr")

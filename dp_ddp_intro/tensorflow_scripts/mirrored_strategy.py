@@ -36,7 +36,7 @@ def main():
     devices = get_devices(cores=2)  # MIRRORED: all GPUs, or else 2 CPU cores
     strategy = tf.distribute.MirroredStrategy(devices)  # MIRRORED: a replica on each
     tf.keras.utils.set_random_seed(args.seed)
-    with strategy.scope():  # MIRRORED: mirrors its variables on all GPUs
+    with strategy.scope():  # MIRRORED: copies new variables to all GPUs
         model = make_model(args)  # MIRRORED: built and compiled in the scope
     replicas = strategy.num_replicas_in_sync  # MIRRORED: the number of GPUs
 

@@ -20,11 +20,11 @@ from dataset import random_sequences
 
 
 def make_strategy():
-    """Return the strategy and the cluster resolver, which knows the workers.
+    """Return the strategy and the cluster resolver, which lists the workers.
 
     The Slurm step lists the nodes; without Slurm, TF_CONFIG does. Raises UserError
-    if both are missing. TensorFlow sorts node names as text, Slurm by number: n9 and
-    n10 do not find each other, n09 and n10 do.
+    if both are missing. TensorFlow sorts node names as text and Slurm by number, so
+    n9 and n10 do not find each other, but n09 and n10 do.
     """
     resolvers = tf.distribute.cluster_resolver
     if "SLURM_STEP_NODELIST" in os.environ:
@@ -56,7 +56,7 @@ def make_train_step(model, strategy):
             logits = model(tokens, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
             loss = tf.reduce_mean(losses)
-            # Divided, because the optimizer adds up the gradients of all replicas.
+            # Divide, because the optimizer adds up the gradients of all replicas.
             scaled_loss = loss / strategy.num_replicas_in_sync
         gradients = tape.gradient(scaled_loss, model.trainable_variables)
         model.optimizer.apply(gradients, model.trainable_variables)

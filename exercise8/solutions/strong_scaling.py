@@ -21,8 +21,8 @@ from torch.utils.data import DistributedSampler, Subset  # DDP: shards of the da
 
 from backbones import BACKBONES, WEIGHT_SETS, load_features
 from common.data import make_loader, normalise
-from common.device import get_device, get_ranks  # DDP: the ranks
-from common.errors import UserError, positive, run  # STRONG: the error
+from common.device import get_device, get_ranks  # DDP: reads torchrun's variables
+from common.errors import UserError, positive, run  # STRONG: if the batch is uneven
 from common.log import RunLog
 from common.metrics import batch_sums, to_metrics
 from dataset import MEAN, STD, augment, dogs_vs_cats
@@ -87,7 +87,7 @@ def fit(model, loaders, optimizer, epochs, device, log):
     ddp_model = DDP(model)
     start = time.perf_counter()
     for epoch in epochs:
-        train_loader.sampler.set_epoch(epoch)  # DDP: a new order in each epoch
+        train_loader.sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         epoch_start = time.perf_counter()
         batches = log.progress(train_loader, "training")
         # DDP: train with the wrapper, which averages gradients
@@ -128,9 +128,9 @@ def main():
 
     if args.batch_size % world_size:  # STRONG: each GPU needs an equal share
         raise UserError(f"use a --batch-size divisible by {world_size}")
-    args.batch_size //= world_size  # STRONG: per GPU
+    args.batch_size //= world_size  # STRONG: the batch per GPU
     device = get_device(local_rank)  # DDP: local_rank picks the GPU of this node
-    torch.set_float32_matmul_precision("high")  # TF32, the default of convolutions
+    torch.set_float32_matmul_precision("high")  # allow TF32, as convolutions do
     torch.manual_seed(args.seed + rank)  # DDP: each rank has its own random numbers
     dist.init_process_group()  # DDP: NCCL or RCCL on GPUs, Gloo on CPUs
 
@@ -143,10 +143,11 @@ def main():
     log.print(f"Images found to validate on: {len(val_set)}")
     log.print(f"Images found to test on: {len(test_set)}")
 
-    sampler = DistributedSampler(train_set, seed=args.seed)  # DDP: a shard per rank
+    # DDP: each rank trains on its own shard, and evaluates every world_size-th image
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    val_set = Subset(val_set, range(rank, len(val_set), world_size))
+    test_set = Subset(test_set, range(rank, len(test_set), world_size))
     train_loader = make_loader(train_set, args.batch_size, device, sampler=sampler)
-    val_set = Subset(val_set, range(rank, len(val_set), world_size))  # DDP: shard
-    test_set = Subset(test_set, range(rank, len(test_set), world_size))  # DDP: shard
     val_loader = make_loader(val_set, args.batch_size, device)
     test_loader = make_loader(test_set, args.batch_size, device)
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from common.errors import UserError
 
-# Of a data sheet's bandwidth, for large messages: with NVLink or peer-to-peer over
-# PCIe, and with copies through the host's memory.
+# The fraction of a data sheet's bandwidth that large messages reach: with NVLink or
+# peer-to-peer over PCIe, and with copies through the host's memory.
 BANDWIDTH_EFFICIENCY = 0.8
 HOST_EFFICIENCY = 0.65
-# Of the backward pass hides all-reduces over PCIe; all of it with NVLink. This and
-# the 0.65 were fitted to 42 published runs on two GPUs; see README.md.
+# The fraction of the backward pass that hides all-reduces over PCIe. NVLink's is 1.
+# This and the 0.65 were fitted to 42 published runs on two GPUs; see README.md.
 PCIE_OVERLAP = 0.1
 # From NCCL's src/graph/tuning.cc, protocol Simple, in seconds: the start of an
 # all-reduce, a hop between two GPUs, between two nodes, and between two GPUs of a
@@ -36,11 +36,11 @@ class Links:
 
     bandwidth: dict  # GB/s: inside, from a GPU to its neighbour; between, per node
     hop: dict  # seconds
-    up_to: dict = field(default_factory=dict)  # GB/s "inside", of so many GPUs
+    up_to: dict = field(default_factory=dict)  # {GPUs: GB/s "inside"}
     gpus_per_node: int = 1
     startup: float = STARTUP
     has_trees: bool = True  # NCCL has trees, Gloo only rings
-    shared: tuple | None = None  # this many GPUs of a node share so many GB/s
+    shared: tuple | None = None  # (GPUs of a node, GB/s that they share)
     efficiency: dict = field(default_factory=dict)  # of a data sheet's bandwidth
     overlap: float = 1  # of the backward pass that hides all-reduces
     # From check.py: processes, processes per node, and {bytes: seconds}.

@@ -35,7 +35,7 @@ from prediction_plot import draw_predictions
 from results import leave_out, read_runs, warn
 
 IMAGENET = 1281167  # images
-WORTH_IT = 0.75  # of the ideal gain: 1.5 times as fast by twice the GPUs
+WORTH_IT = 0.75  # of the ideal gain: twice the GPUs must give 1.5 times the speed
 HOST_BOUND = 2  # times as long as the arithmetic takes at ResNet-50's FLOP/s
 
 
@@ -202,7 +202,7 @@ def count_flop(name):
 
 
 def arithmetic_seconds(flop, site):
-    """Return the seconds of an image of so many FLOPs, at ResNet-50's FLOP/s."""
+    """Return the seconds for an image of this many FLOPs, at ResNet-50's FLOP/s."""
     if "resnet50" not in site:
         text = "no speed of ResNet-50 in this site"
         raise UserError(f"{text}; add --speed and --gradient-mb, not --model")

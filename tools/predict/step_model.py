@@ -19,12 +19,13 @@ MIB = 2**20
 # be larger.
 FIRST_BUCKET, BUCKET_CAP = MIB, 25 * MIB
 BACKWARD = 2 / 3  # of the compute: two products for each product of the forward pass
-# The sync overhead on two GPUs, without a run on them: to wait for the other GPU, of
-# the compute; and to copy gradients to buckets and back, in seconds per byte.
+# The assumed sync overhead on two GPUs, if no run has measured it. WAITING for the
+# other GPU is a fraction of the compute. COPYING gradients to buckets and back is in
+# seconds per byte.
 WAITING = 0.02
 COPYING = 0.02e-9
-WAITING_FOR_NODES = 0.5  # more of it for twice as many nodes
-SPREAD = 0.99, 1.03  # of the compute; README.md says from which runs
+WAITING_FOR_NODES = 0.5  # more of WAITING per doubling of the nodes
+SPREAD = 0.99, 1.03  # of the compute; README.md lists the runs behind it
 
 
 @dataclass
@@ -88,11 +89,11 @@ def fit_compute(seconds, batch):
 
 
 def fit(field, seconds, n, workload, links):
-    """Return the Workload with that value of a field with which n GPUs take so long.
+    """Return the Workload with a field set so that n GPUs take these seconds.
 
     field: "sync_overhead", or "sample_seconds" if no run on one GPU is known.
     """
-    if n == 2:  # of one node
+    if n == 2:  # they are on one node
         links = replace(links, gpus_per_node=2)
     low, high = 0, seconds
     for _ in range(60):  # bisection: the step grows with the field

@@ -3,8 +3,8 @@
     python validate.py
     python validate.py --off 20        also prints the rows with larger errors
 
-published.json has the runs of others. The error is that of the speed: predicted /
-measured - 1.
+published.json contains runs of other people. The error is predicted speed / measured
+speed - 1.
 
 from fewest  predicted from the run on the fewest GPUs, usually one, and data sheets
 from 1, 2    predicted from the runs on one GPU and on two GPUs of a node
@@ -104,7 +104,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--off", type=int, help="rows to print: off by more percent")
+    parser.add_argument("--off", type=int, help="smallest error to print, in %%")
     off = parser.parse_args().off
     published = load_json(HERE / "published.json")
     sets = {
