@@ -61,6 +61,6 @@ for rows in together alone; do
         [2-4]) exit $status ;; # Ctrl-C, or no such option; 5: no such row
     esac
 done
-tar --create --gzip --file "$RESULTS.tar.gz" --directory build test-gpu
+tar --create --gzip --file "$RESULTS.tar.gz" --directory "${RESULTS%/*}" test-gpu
 echo "Please send $RESULTS.tar.gz"
 exit $failed
