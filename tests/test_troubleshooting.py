@@ -105,6 +105,7 @@ def alone(program, *launcher):
 
 def on_two_ranks(program):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program += "\nos._exit(0)"  # Gloo's threads may abort Python's own exit
     return alone(program, *launcher, "--local-addr=127.0.0.1")
 
 
