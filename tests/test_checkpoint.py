@@ -82,16 +82,20 @@ class SmallRun:
         self.state.save(accuracy)
 
 
-def test_random_states_are_restored(monkeypatch):
+def test_every_rank_has_its_random_states_again(monkeypatch):
+    other = [torch.Generator().manual_seed(5).get_state()]  # rank 1's
+    monkeypatch.setattr(state, "gather_from_ranks", lambda own: [own, other])
     SmallRun().save(1, 50.0)
-    expected = torch.rand(3)
-    for rank in (0, 1):  # the second was not there
+    first, second = torch.rand(3), torch.rand(3, generator=torch.manual_seed(5))
+    for rank, expected in (0, first), (1, second), (2, None):  # it was not there
         monkeypatch.setattr(random_states, "get_rank", lambda rank=rank: rank)
         SmallRun().state.resume(FILE)
-        assert torch.equal(torch.rand(3), expected) == (rank == 0)
+        found = torch.rand(3)
+        known = [torch.equal(found, numbers) for numbers in (first, second)]
+        assert known == [expected is first, expected is second]
 
 
-@pytest.mark.parametrize("calls", range(15))  # so many has a run of three epochs
+@pytest.mark.parametrize("calls", range(18))  # so many has a run of four epochs
 def test_a_kill_at_any_moment_keeps_the_best_model(calls, monkeypatch):
     """Killed in each torch.save() and at each rename, of files and of links."""
 
@@ -115,9 +119,9 @@ def test_a_kill_at_any_moment_keeps_the_best_model(calls, monkeypatch):
         if os.path.exists(FILE):
             small.state.resume(FILE)
         with suppress(KeyboardInterrupt):
-            for epoch in range(small.state.epoch + 1, 4):
-                small.save(epoch, {1: 10.0, 2: 30.0, 3: 20.0}[epoch])
-    assert calls < 0 and load()["epoch"] == 3
+            for epoch in range(small.state.epoch + 1, 5):
+                small.save(epoch, {1: 10.0, 2: 30.0, 3: 20.0, 4: 25.0}[epoch])
+    assert calls < 0 and load()["epoch"] == 4
     best = load(file=state.BEST)
     assert (best["epoch"], best["best_accuracy"]) == (2, 30.0)
 
