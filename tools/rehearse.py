@@ -97,8 +97,9 @@ def main():
     folder, failed, total = REPOSITORY / args.lesson, 0, 0
     status, answer = run("timeout 15 sinfo", None, None)
     if status:
+        reason = " ".join(answer.split())  # sinfo may print several lines
         raise UserError(
-            f"Slurm does not answer ({answer}); run this where `sinfo` works"
+            f"Slurm does not answer ({reason}); run this where `sinfo` works"
         )
     lines, skipped = read_lines(folder / "README.md")
     env = {**os.environ, "SBATCH_WAIT": "1", "SBATCH_JOB_NAME": NAME}
