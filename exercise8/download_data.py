@@ -23,7 +23,6 @@ URL = (
     "https://download.microsoft.com/download/3/E/1/"
     "3E1C3F21-ECDB-4869-8368-6DEBA77B919F/kagglecatsanddogs_5340.zip"
 )
-LARGEST = 10_000_000  # bytes per photo; Microsoft's photos have 32,000 on average
 
 
 def unpack(archive, folder):
@@ -31,8 +30,8 @@ def unpack(archive, folder):
 
     In numerical order and without the few unreadable photos, the first 1,000 of each
     class go to the training set, the next 500 to the validation set, and the rest to
-    the test set. Raises BadZipFile if no photos are left for the test set or if one
-    is too large. Pillow may raise DecompressionBombError.
+    the test set. Raises BadZipFile if no photos are left for the test set. Pillow may
+    raise DecompressionBombError.
     """
     with zipfile.ZipFile(archive) as photos:
         for animal in ("Cat", "Dog"):
@@ -41,8 +40,6 @@ def unpack(archive, folder):
             names = {int(match[1]): match[0] for match in matches}
             count = 0
             for number in tqdm(sorted(names), animal, leave=False, disable=None):
-                if photos.getinfo(names[number]).file_size > LARGEST:
-                    raise zipfile.BadZipFile(f"{names[number]} is too large")
                 photo = photos.read(names[number])
                 try:
                     read_photo(io.BytesIO(photo), SIZE)
