@@ -30,8 +30,8 @@ def unpack(archive, folder):
 
     In numerical order and without the few unreadable photos, the first 1,000 of each
     class go to the training set, the next 500 to the validation set, and the rest to
-    the test set. Raises BadZipFile if no photos are left for the test set. Pillow may
-    raise DecompressionBombError.
+    the test set. Raises BadZipFile if no photos are left for the test set. Pillow
+    may raise DecompressionBombError.
     """
     with zipfile.ZipFile(archive) as photos:
         for animal in ("Cat", "Dog"):
