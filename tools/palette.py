@@ -1,4 +1,4 @@
-"""The colours of the tools' plots: Paul Tol's, which the colour-blind can tell apart."""
+"""The colours of the plots: Paul Tol's, which the colour-blind can tell apart."""
 
 INDIGO = "#332288"  # the first series
 ROSE = "#cc6677"  # the second series
