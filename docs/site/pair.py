@@ -5,18 +5,37 @@ have its comment: in their folder's ROWS.md or README.md, or in dp_ddp_intro/ROW
 Changed lines in a row with one explanation are one change.
 """
 
+import os
 import re
 import subprocess
 from difflib import SequenceMatcher
 from functools import cache
 from html import escape
 from itertools import combinations, groupby
+from pathlib import Path
 
-from texts import REPOSITORY, Renderer, colours
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
 ALIKE = 0.5  # of two lines: the words that differ are marked
+
+
+def read(file):
+    return (REPOSITORY / file).read_text()
+
+
+def absolute(text, file):
+    """Return Markdown with the links of this file, for another page."""
+
+    def link(found):
+        path = os.path.normpath(Path(file).parent / found[1]) if found[1] else file
+        return f"](/{path}{found[2] or ''})"
+
+    return re.sub(r"\]\((?!\w+:|/)([^)#\s]*)(#[^)\s]*)?\)", link, text)
 
 
 def comment(row, tag=True):
@@ -32,7 +51,7 @@ def explanations(folder):
     """Return {comment, with its tag and without: (Markdown, its file)}."""
     found = {}
     for file in (f"{folder}/ROWS.md", f"{folder}/README.md", "dp_ddp_intro/ROWS.md"):
-        text = (REPOSITORY / file).read_text()
+        text = read(file)
         text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
         block = r"((?:^ {4}[^\n]*\n)+)\n(.*?)(?=^ {4}|^#|\Z)"
         for rows, why in re.findall(block, text, re.M | re.S):
@@ -145,12 +164,18 @@ def differing(old, new):
     return ranges
 
 
+def colours(file):
+    """Return a script's lines as HTML."""
+    lexer, formatter = PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
+    return highlight(read(file), lexer, formatter).splitlines()
+
+
 def cells(row, lefts, rights):
     """Return a row's five cells: numbers, lines, and the mark between them."""
     i, old, mark, j, new = row
     old_html = lefts[i] if old is not None else ""
     new_html = rights[j] if new is not None else ""
-    if mark == "|":
+    if mark == "|" and 'class="sd"' not in old_html + new_html:  # no docstring
         old_ranges, new_ranges = differing(old, new)
         old_html = mark_words(old_html, old_ranges)
         new_html = mark_words(new_html, new_ranges)
@@ -163,11 +188,11 @@ def cells(row, lefts, rights):
     return line(i, old, old_html), escape(mark.strip()), line(j, new, new_html)
 
 
-def table(left, right, page=""):
-    """Return a pair's <tbody>s, one for each change; and the number of changes."""
+def table(left, right):
+    """Return a pair's <tbody>s, one for each change, explained in Markdown."""
     html, names, folder = [], set(), right.split("/")[0]
     # They are numbered from 1.
-    lefts, rights = (["", *colours(file).splitlines()] for file in (left, right))
+    lefts, rights = (["", *colours(file)] for file in (left, right))
     for kind, group in fold(align(left, right)):
         if kind != "change":
             if kind == "fold":
@@ -195,6 +220,7 @@ def table(left, right, page=""):
                     mark = f'aria-label="{label}">{mark}</a>'
                     mark = f'<a href="#{name}" aria-describedby="why-{name}" {mark}'
                 html.append(f"<tr class=row>{old_line}<td>{mark}{new_line}")
-            why = Renderer(file, page).parse(text)
-            html.append(f'<tr class=why><td colspan=5 id="why-{name}">{why}')
-    return "\n".join(html), len(names)
+            why = absolute(text, file)
+            html.append(f'<tr class=why><td colspan=5 id="why-{name}">\n\n{why}\n')
+            html.append("</td></tr>")
+    return "\n".join(html)

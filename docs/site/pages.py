@@ -1,0 +1,333 @@
+"""Sphinx's extension: Markdown of pages that are no files, and of what pages gain.
+
+Scripts, pairs of scripts and questions to print get pages of their own. A lesson's
+questions get their answers, and its list of pages.
+"""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from string import Template
+
+from docutils import nodes
+
+import pair
+from pair import REPOSITORY, absolute, read
+from tools.pairs import PAIRS
+
+HERE = Path(__file__).resolve().parent
+FILES = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True)
+FILES = [file for file in FILES.splitlines() if (REPOSITORY / file).is_file()]
+# A line of README.md's table: the lesson's numbers, title, and what one learns.
+ROW = r"^\| (\d+) \| (?:\[(\w+)\]|(\w+),).*\| (.*) \|$"
+# A block of code, a heading or a numbered item: a question or its answer.
+PART = re.compile(
+    r"^(?P<code>```.*?^```)|^#+ (?P<heading>.+?)$"
+    r"|^(?P<number>\d+)\. (?P<item>.*?)(?=\n(?!\n| {3})|\Z)",
+    re.M | re.S,
+)
+
+
+def title_of(file):
+    return re.search("^# (.+)$", read(file), re.M)[1]
+
+
+def short(folder):
+    """Return a lesson's title without its subject, such as Exercise 8."""
+    return title_of(f"{folder}/README.md").partition(":")[0]
+
+
+def find(name, folder):
+    """Return the file that a text in this folder means by a name, or None."""
+    for start in (folder, *folder.parents):
+        file = os.path.relpath((REPOSITORY / start / name).resolve(), REPOSITORY)
+        if file in FILES:
+            return file
+
+
+# The sources are the texts, the pairs' scripts, and the scripts that the texts name.
+SOURCES = {file for file in FILES if file.endswith(".md")}
+SOURCES |= {
+    find(name, Path(file).parent)
+    for file in SOURCES
+    for name in re.findall(r"[`(]([\w./-]+\.(?:py|sh))[`)#]", read(file))
+} | {script for pair in PAIRS for script in pair[:2]}
+SOURCES -= {None, "docs/site/index.md", "docs/site/pair.md"}
+LESSONS = {}  # {folder: [its numbers in README.md's table]}
+for number, *folder, _ in re.findall(ROW, read("README.md"), re.M):
+    LESSONS.setdefault("".join(folder), []).append(number)
+ORDER = sorted(PAIRS, key=lambda pair: [*LESSONS].index(pair[1].split("/")[0]))
+PAGES = {
+    (left, right): f"{right.removesuffix('.py')}-after-{Path(left).stem}"
+    for left, right, *_ in ORDER
+}
+TITLES = {PAGES[left, right]: title for left, right, *_, title in PAIRS}
+TAGS = {PAGES[left, right]: tag for left, right, tag, *_ in PAIRS}
+
+
+def texts_of(folder):
+    """Return a lesson's texts, README.md first, without ANSWERS.md and ROWS.md."""
+    name = re.compile(rf"{folder}/(?!ANSWERS|ROWS)\w+\.md")
+    return sorted(
+        filter(name.fullmatch, SOURCES), key=lambda f: ("README" not in f, f)
+    )
+
+
+def toctree(*lines):
+    return "\n".join(["\n```{toctree}", ":hidden:", "", *lines, "```\n"])
+
+
+def numbered(file):
+    """Yield (heading above it, number, Markdown) of each question or answer."""
+    heading = ""
+    for part in PART.finditer(read(file)):
+        heading = part["heading"] or heading
+        if part["item"]:
+            yield heading, part["number"], absolute(part["item"].rstrip(), file)
+
+
+def answered(text, file):
+    """Return a text with folded answers in its questions."""
+    source = f"{Path(file).parent}/ANSWERS.md"
+    if source not in SOURCES or file == source:
+        return text
+    answers = {(above, n): item for above, n, item in numbered(source)}
+    heading = ""
+
+    def answer(part):
+        nonlocal heading
+        heading = part["heading"] or heading
+        item = answers.get((heading, part["number"]))
+        return part[0] if not item else part[0].rstrip() + fold("Answer", item)
+
+    return PART.sub(answer, text)
+
+
+def fold(summary, item):
+    lines = f"<details><summary>{summary}</summary>", item, "</details>\n"
+    return "".join(f"\n\n   {line}" for line in lines)
+
+
+def with_diffs(text, file):
+    """Return a text with a link to the pair's page below each command diff."""
+
+    def link(block):
+        out = block[0]
+        for names in re.findall(r"^ *diff .*?(\S+\.py) (\S+\.py)", block[0], re.M):
+            files = tuple(find(name, Path(file).parent) for name in names)
+            if page := PAGES.get(files):
+                title = " to ".join(names)
+                out += f"\n\n{block[1]}Side by side: {{doc}}`{title} </{page}>`\n"
+        return out
+
+    return re.sub(r"^( *)```bash\n.*?^ *```$", link, text, flags=re.M | re.S)
+
+
+def lists(file):
+    """Return the list of a lesson's pages, for its README.md or its ANSWERS.md."""
+    folder, name = os.path.split(file)
+    pairs = [page for page in TITLES if page.startswith(f"{folder}/")]
+    solved = [page for page in pairs if page.startswith(f"{folder}/solutions/")]
+    if name == "ANSWERS.md":
+        rows = f"Changed lines, explained <{'/' + folder}/ROWS>"
+        return toctree(*(f"{TITLES[page]} </{page}>" for page in solved), rows)
+    if name != "README.md":
+        return ""
+    texts = [f"/{text.removesuffix('.md')}" for text in texts_of(folder)[1:]]
+    shown = [f"{TITLES[page]} </{page}>" for page in pairs if page not in solved]
+    questions = f"Questions to print </{folder}/questions>"
+    return toctree(*texts, *shown, questions, f"Answers </{folder}/ANSWERS>")
+
+
+def text_page(file, text):
+    if file.endswith((".py", ".sh")):
+        language = "bash" if file.endswith(".sh") else "python"
+        code = (
+            f"```{{literalinclude}} /{file}\n:language: {language}\n:linenos:\n```"
+        )
+        return f"---\norphan: true\n---\n# {file}\n\n{code}\n"
+    if file == "README.md":  # the picture is on the index
+        text = re.sub("^<p>.*?</p>$", "", text, flags=re.M | re.S)
+    text = text.replace("](sites)", "](/tools/predict/README.md)")
+    text = with_diffs(answered(text, file), file)
+    return text + (lists(file) if Path(file).parent.name in LESSONS else "")
+
+
+def questions_page(folder):
+    """Return a lesson's questions without answers, to print."""
+    out = f"# Questions: {title_of(f'{folder}/README.md')}\n\n"
+    out += '<p class="name">Name <span></span> Date <span></span></p>\n\n'
+    for file in texts_of(folder):
+        last, title = "", title_of(file)
+        for heading, number, item in numbered(file):
+            if heading != last:
+                of = f"{title}: " * ("README" not in file and heading != title)
+                out += f"## {of}{heading}\n\n"
+            last = heading
+            out += f"{number}. {item}\n\n"
+    return out
+
+
+def cards():
+    """Return the lessons as list items: what one learns, and how long it takes."""
+    minutes, folder = {}, ""
+    for number, _, time in re.findall(
+        r"^\| (?:(\d+) (\w+))? ?\| .*? \| (\d+) \|", read("docs/TEACHING.md"), re.M
+    ):
+        folder = number or folder
+        minutes[folder] = minutes.get(folder, 0) + int(time)
+    out = ""
+    for number, *folder, learnt in re.findall(ROW, read("README.md"), re.M):
+        folder = "".join(folder)
+        link = f"[{short(folder)}](/{folder}/README.md)"
+        hours = f"{minutes[number] / 60:.1f}".removesuffix(".0")
+        again = "continued: " * (number != LESSONS[folder][0])
+        learnt = absolute(learnt, "README.md")
+        out += f"- **{number}. {link}**\n\n  {again}{learnt}\n\n  {hours} hours\n\n"
+    return out
+
+
+def index_page():
+    text = (HERE / "index.md").read_text()
+    lessons = (
+        f"{' and '.join(numbers)}. {short(folder)} </{folder}/README>"
+        for folder, numbers in LESSONS.items()
+    )
+    return text.replace("CARDS", cards()).replace("LESSONS", "\n".join(lessons))
+
+
+def questions(right):
+    """Return the first section's questions with this script, as Markdown.
+
+    Questions that name other right scripts alone are left out.
+    """
+    name, rights = Path(right).name, {Path(right).name for _, right in PAGES}
+    for file in texts_of(right.split("/")[0]):
+        for section in re.split("^(?=##? )", answered(read(file), file), flags=re.M):
+            found = [part for part in PART.finditer(section) if part["item"]]
+            if not found or name not in section:
+                continue
+            heading = re.match("#+ (.*)", section)[1]
+            out = f"From [{heading}](/{file}#{anchor(heading)}):\n\n"
+            for part in found:
+                question = part[0].partition("<details>")[0]
+                named = rights & {*re.findall(r"\w+\.py", question)}
+                if name in (named or {name}):
+                    out += absolute(part[0], file).rstrip() + "\n\n"
+            return out
+    return ""
+
+
+def anchor(heading):
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def commands(left, right):
+    """Return the commands that run a pair, and what the right one prints, if known.
+
+    They are in the lesson's texts, without variables, or in the docstrings.
+    """
+    lines, last, out = (
+        [],
+        "",
+        r".*\n(?:(?!```\n|#).*\n)*```\n(?:(?!```|#).*\n)*```text\n",
+    )
+    for script in (left, right):
+        folder = script.split("/")[0]
+        texts = "\n".join(map(read, [*texts_of(folder), script, left]))
+        name = os.path.relpath(script, folder)
+        run = rf"(?: *sbatch |.*or |.*, )((?:--\S+ )*[\w-]+\.sh)(?: +# {name}:|"
+        run += rf"( {name}(?: --[\w-]+ [\w.]+)*)(?![\w.]| \$| --))"
+        if found := re.search(f"^{run}", texts, re.M):
+            command = f"sbatch {found[1]}{found[2] or ''}"
+        else:
+            command = command.replace(os.path.relpath(left, folder), name)
+        if folder != last:
+            lines += [f"cd {'../' * bool(last)}{folder}", "source common/env.sh"]
+        lines.append(command)
+        last = folder
+    printed = re.search(rf"^ *{command}{out}((?:(?!```).*\n)*)", texts, re.M)
+    return "\n".join(lines), printed[1] if printed else ""
+
+
+def pair_page(left, right):
+    page, folder = PAGES[left, right], right.split("/")[0]
+    pages = [other for other in TITLES if other.startswith(f"{folder}/")]
+    n, body, (run, printed) = (
+        pages.index(page),
+        pair.table(left, right),
+        commands(left, right),
+    )
+    changes, lines = body.count("<tbody id="), body.count("<tr class=row>")
+    asked, root = questions(right), os.path.relpath(".", Path(page).parent)
+    return Template((HERE / "pair.md").read_text()).substitute(
+        title=f"{short(folder)}: {TITLES[page]}",
+        lesson=f"[{title_of(f'{folder}/README.md')}](/{folder}/README.md)",
+        left=left,
+        right=right,
+        root=root,
+        previous=f"{root}/{pages[n - 1]}.html",
+        next=f"{root}/{pages[(n + 1) % len(pages)]}.html",
+        changed=f"{changes} change{'s' * (changes > 1)} in "
+        f"{lines} line{'s' * (lines > 1)}",
+        tag=TAGS[page],
+        commands=run,
+        printed=printed
+        and f"The right script prints, shortened:\n\n```text\n{printed}```",
+        questions=asked
+        and f"<details><summary>Questions</summary>\n\n{asked}</details>",
+        body=body,
+    )
+
+
+# {page: (a file that it is made of, its Markdown)}
+MADE = {"index": ("docs/site/index.md", index_page)}
+for folder in LESSONS:
+    MADE[f"{folder}/questions"] = (
+        f"{folder}/README.md",
+        lambda f=folder: questions_page(f),
+    )
+for scripts, page in PAGES.items():
+    MADE[page] = scripts[1], lambda scripts=scripts: pair_page(*scripts)
+
+
+def add_pages(app, env, added, changed, removed):
+    """Make Sphinx read the pages that are no files."""
+    for page, (file, _) in MADE.items():
+        env.project.docnames.add(page)
+        env.project._docname_to_path[page] = Path(file)
+    return [*MADE]
+
+
+def write_markdown(app, docname, source):
+    if docname in MADE:
+        source[0] = MADE[docname][1]()
+    else:
+        file = os.path.relpath(app.env.doc2path(docname), REPOSITORY)
+        source[0] = text_page(file, source[0])
+
+
+def link_names(app, doctree, docname):
+    """Link the names of files; a right script after its left one to the pair."""
+    left = None
+    for node in [*doctree.findall(nodes.literal)]:
+        file = find(node.astext(), Path(docname).parent)
+        if file not in SOURCES or isinstance(node.parent, nodes.reference):
+            continue
+        pages = [page for scripts, page in PAGES.items() if scripts[1] == file]
+        page = PAGES.get((left, file)) or [*pages, os.path.splitext(file)[0]][0]
+        left = file
+        if page != docname:
+            where = app.builder.get_relative_uri(docname, page)
+            link = nodes.reference(
+                "", "", node.deepcopy(), refuri=where, internal=True
+            )
+            node.replace_self(link)
+
+
+def setup(app):
+    app.connect("env-get-outdated", add_pages)
+    app.connect("source-read", write_markdown)
+    app.connect("doctree-resolved", link_names)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
