@@ -31,4 +31,4 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_theme_options = {"top_of_page_buttons": []}
 html_js_files = [("site.js", {"defer": "defer"})]
-html_copy_source = html_show_sphinx = False
+html_copy_source = html_show_sphinx = html_show_copyright = False

@@ -7,6 +7,7 @@ questions get their answers, and its list of pages.
 import os
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 from string import Template
 
@@ -19,12 +20,22 @@ from tools.pairs import PAIRS
 HERE = Path(__file__).resolve().parent
 FILES = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True)
 FILES = [file for file in FILES.splitlines() if (REPOSITORY / file).is_file()]
-# A line of README.md's table: the lesson's numbers, title, and what one learns.
+# The navigation.
+GROUPS = {
+    "Start here": "README docs/PAIRS docs/GLOSSARY docs/TROUBLESHOOTING",
+    "Lessons": "",
+    "For teachers": "docs/TEACHING docs/FIVE_QUESTIONS",
+    "Your cluster": "docs/CLUSTER docs/DATA docs/PYTORCH docs/ONE_GPU "
+    "docs/TWO_MACHINES docs/KAGGLE",
+    "Tools": "tools/README tools/predict/README checkup/README CONTRIBUTING",
+    "Measurements": "docs/SPEEDUP bench/README docs/EXAMINED",
+}
+# README.md's table: a lesson's number, its folder, or again, and what one learns.
 ROW = r"^\| (\d+) \| (?:\[(\w+)\]|(\w+),).*\| (.*) \|$"
 # A block of code, a heading or a numbered item: a question or its answer.
 PART = re.compile(
     r"^(?P<code>```.*?^```)|^#+ (?P<heading>.+?)$"
-    r"|^(?P<number>\d+)\. (?P<item>.*?)(?=\n(?!\n| {3})|\Z)",
+    r"|^(?P<number>\d\d?)\. (?P<item>.*?)(?=\n(?!\n| {3})|\Z)",
     re.M | re.S,
 )
 
@@ -54,9 +65,11 @@ SOURCES |= {
     for name in re.findall(r"[`(]([\w./-]+\.(?:py|sh))[`)#]", read(file))
 } | {script for pair in PAIRS for script in pair[:2]}
 SOURCES -= {None, "docs/site/index.md", "docs/site/pair.md"}
-LESSONS = {}  # {folder: [its numbers in README.md's table]}
-for number, *folder, _ in re.findall(ROW, read("README.md"), re.M):
-    LESSONS.setdefault("".join(folder), []).append(number)
+ROWS = [
+    (number, named + again, learnt)
+    for number, named, again, learnt in re.findall(ROW, read("README.md"), re.M)
+]
+LESSONS = {folder: [n for n, f, _ in ROWS if f == folder] for _, folder, _ in ROWS}
 ORDER = sorted(PAIRS, key=lambda pair: [*LESSONS].index(pair[1].split("/")[0]))
 PAGES = {
     (left, right): f"{right.removesuffix('.py')}-after-{Path(left).stem}"
@@ -75,7 +88,7 @@ def texts_of(folder):
 
 
 def toctree(*lines):
-    return "\n".join(["\n```{toctree}", ":hidden:", "", *lines, "```\n"])
+    return "\n".join(["\n\n```{toctree}", ":hidden:", *lines, "```\n"])
 
 
 def numbered(file):
@@ -98,15 +111,12 @@ def answered(text, file):
     def answer(part):
         nonlocal heading
         heading = part["heading"] or heading
-        item = answers.get((heading, part["number"]))
-        return part[0] if not item else part[0].rstrip() + fold("Answer", item)
+        if not (item := answers.get((heading, part["number"]))):
+            return part[0]
+        lines = "<details><summary>Answer</summary>", item, "</details>\n"
+        return part[0].rstrip() + "".join(f"\n\n   {line}" for line in lines)
 
     return PART.sub(answer, text)
-
-
-def fold(summary, item):
-    lines = f"<details><summary>{summary}</summary>", item, "</details>\n"
-    return "".join(f"\n\n   {line}" for line in lines)
 
 
 def with_diffs(text, file):
@@ -127,31 +137,31 @@ def with_diffs(text, file):
 def lists(file):
     """Return the list of a lesson's pages, for its README.md or its ANSWERS.md."""
     folder, name = os.path.split(file)
-    pairs = [page for page in TITLES if page.startswith(f"{folder}/")]
-    solved = [page for page in pairs if page.startswith(f"{folder}/solutions/")]
-    if name == "ANSWERS.md":
-        rows = f"Changed lines, explained <{'/' + folder}/ROWS>"
-        return toctree(*(f"{TITLES[page]} </{page}>" for page in solved), rows)
-    if name != "README.md":
+    pairs = [
+        f"{TITLES[page]} </{page}>" for page in TITLES if page.startswith(folder)
+    ]
+    solved = [line for line in pairs if "/solutions/" in line]
+    if folder in LESSONS and name == "ANSWERS.md":
+        return toctree(*solved, f"Changed lines, explained </{folder}/ROWS>")
+    if folder not in LESSONS or name != "README.md":
         return ""
     texts = [f"/{text.removesuffix('.md')}" for text in texts_of(folder)[1:]]
-    shown = [f"{TITLES[page]} </{page}>" for page in pairs if page not in solved]
+    shown = [line for line in pairs if line not in solved]
     questions = f"Questions to print </{folder}/questions>"
     return toctree(*texts, *shown, questions, f"Answers </{folder}/ANSWERS>")
 
 
 def text_page(file, text):
-    if file.endswith((".py", ".sh")):
+    if not file.endswith(".md"):
         language = "bash" if file.endswith(".sh") else "python"
-        code = (
-            f"```{{literalinclude}} /{file}\n:language: {language}\n:linenos:\n```"
-        )
-        return f"---\norphan: true\n---\n# {file}\n\n{code}\n"
+        code = f"literalinclude}} /{file}\n:language: {language}\n:linenos:\n```\n"
+        return f"---\norphan: true\n---\n# {file}\n\n```{{{code}"
     if file == "README.md":  # the picture is on the index
         text = re.sub("^<p>.*?</p>$", "", text, flags=re.M | re.S)
     text = text.replace("](sites)", "](/tools/predict/README.md)")
-    text = with_diffs(answered(text, file), file)
-    return text + (lists(file) if Path(file).parent.name in LESSONS else "")
+    lesson = file.split("/")[0]
+    text = re.sub(r"\A# (Answers|Line by line)\n", rf"# \1: {lesson}\n", text)
+    return with_diffs(answered(text, file), file) + lists(file)
 
 
 def questions_page(folder):
@@ -169,32 +179,27 @@ def questions_page(folder):
     return out
 
 
-def cards():
-    """Return the lessons as list items: what one learns, and how long it takes."""
-    minutes, folder = {}, ""
-    for number, _, time in re.findall(
-        r"^\| (?:(\d+) (\w+))? ?\| .*? \| (\d+) \|", read("docs/TEACHING.md"), re.M
-    ):
-        folder = number or folder
-        minutes[folder] = minutes.get(folder, 0) + int(time)
-    out = ""
-    for number, *folder, learnt in re.findall(ROW, read("README.md"), re.M):
-        folder = "".join(folder)
-        link = f"[{short(folder)}](/{folder}/README.md)"
-        hours = f"{minutes[number] / 60:.1f}".removesuffix(".0")
-        again = "continued: " * (number != LESSONS[folder][0])
-        learnt = absolute(learnt, "README.md")
-        out += f"- **{number}. {link}**\n\n  {again}{learnt}\n\n  {hours} hours\n\n"
-    return out
-
-
 def index_page():
-    text = (HERE / "index.md").read_text()
+    """Return the index, with a card for each row of README.md's table."""
+    minutes, of, cards = {}, "", ""
+    row = r"^\| (?:(\d+) \w+)? ?\| .*? \| (\d+) \|"
+    for number, time in re.findall(row, read("docs/TEACHING.md"), re.M):
+        of = number or of
+        minutes[of] = minutes.get(of, 0) + int(time)
+    for number, folder, learnt in ROWS:
+        again = "continued: " * (number != LESSONS[folder][0])
+        cards += f"- **{number}. [{short(folder)}](/{folder}/README.md)**\n\n"
+        cards += f"  {again}{absolute(learnt, 'README.md')}\n\n"
+        cards += f"  {minutes[number] / 60:.1f} hours\n\n"
     lessons = (
         f"{' and '.join(numbers)}. {short(folder)} </{folder}/README>"
         for folder, numbers in LESSONS.items()
     )
-    return text.replace("CARDS", cards()).replace("LESSONS", "\n".join(lessons))
+    text = (HERE / "index.md").read_text().replace("CARDS", cards)
+    for caption, files in GROUPS.items():
+        names = lessons if caption == "Lessons" else files.split()
+        text += toctree(f":caption: {caption}", "", *names)
+    return text
 
 
 def questions(right):
@@ -209,18 +214,16 @@ def questions(right):
             if not found or name not in section:
                 continue
             heading = re.match("#+ (.*)", section)[1]
-            out = f"From [{heading}](/{file}#{anchor(heading)}):\n\n"
+            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            out = "<details><summary>Questions</summary>\n\n"
+            out += f"From [{heading}](/{file}#{anchor}):\n\n"
             for part in found:
                 question = part[0].partition("<details>")[0]
                 named = rights & {*re.findall(r"\w+\.py", question)}
                 if name in (named or {name}):
                     out += absolute(part[0], file).rstrip() + "\n\n"
-            return out
+            return out + "</details>"
     return ""
-
-
-def anchor(heading):
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def commands(left, right):
@@ -228,11 +231,7 @@ def commands(left, right):
 
     They are in the lesson's texts, without variables, or in the docstrings.
     """
-    lines, last, out = (
-        [],
-        "",
-        r".*\n(?:(?!```\n|#).*\n)*```\n(?:(?!```|#).*\n)*```text\n",
-    )
+    lines, last = [], ""
     for script in (left, right):
         folder = script.split("/")[0]
         texts = "\n".join(map(read, [*texts_of(folder), script, left]))
@@ -247,49 +246,42 @@ def commands(left, right):
             lines += [f"cd {'../' * bool(last)}{folder}", "source common/env.sh"]
         lines.append(command)
         last = folder
-    printed = re.search(rf"^ *{command}{out}((?:(?!```).*\n)*)", texts, re.M)
+    more = r"(?:(?!```).*\n)*"
+    shown = rf"^```text\n({more}?{Path(right).stem} on .*\n{more})"
+    printed = re.search(shown, texts, re.M)
     return "\n".join(lines), printed[1] if printed else ""
 
 
 def pair_page(left, right):
     page, folder = PAGES[left, right], right.split("/")[0]
     pages = [other for other in TITLES if other.startswith(f"{folder}/")]
-    n, body, (run, printed) = (
-        pages.index(page),
-        pair.table(left, right),
-        commands(left, right),
-    )
-    changes, lines = body.count("<tbody id="), body.count("<tr class=row>")
-    asked, root = questions(right), os.path.relpath(".", Path(page).parent)
+    n, body, asked = pages.index(page), pair.table(left, right), questions(right)
+    run, printed = commands(left, right)
     return Template((HERE / "pair.md").read_text()).substitute(
         title=f"{short(folder)}: {TITLES[page]}",
         lesson=f"[{title_of(f'{folder}/README.md')}](/{folder}/README.md)",
         left=left,
         right=right,
-        root=root,
-        previous=f"{root}/{pages[n - 1]}.html",
-        next=f"{root}/{pages[(n + 1) % len(pages)]}.html",
-        changed=f"{changes} change{'s' * (changes > 1)} in "
-        f"{lines} line{'s' * (lines > 1)}",
+        root=os.path.relpath(".", Path(page).parent),
+        previous=pages[n - 1],
+        next=pages[(n + 1) % len(pages)],
+        changes=body.count("<tbody id="),
+        lines=body.count("<tr class=row>"),
         tag=TAGS[page],
         commands=run,
-        printed=printed
-        and f"The right script prints, shortened:\n\n```text\n{printed}```",
-        questions=asked
-        and f"<details><summary>Questions</summary>\n\n{asked}</details>",
+        printed=printed and f"The right one prints:\n\n```text\n{printed}```",
+        questions=asked,
         body=body,
     )
 
 
-# {page: (a file that it is made of, its Markdown)}
+# {page: (a file that it is made of, the function that returns its Markdown)}
 MADE = {"index": ("docs/site/index.md", index_page)}
 for folder in LESSONS:
-    MADE[f"{folder}/questions"] = (
-        f"{folder}/README.md",
-        lambda f=folder: questions_page(f),
-    )
+    source = f"{folder}/README.md"
+    MADE[f"{folder}/questions"] = source, partial(questions_page, folder)
 for scripts, page in PAGES.items():
-    MADE[page] = scripts[1], lambda scripts=scripts: pair_page(*scripts)
+    MADE[page] = scripts[1], partial(pair_page, *scripts)
 
 
 def add_pages(app, env, added, changed, removed):
@@ -320,10 +312,9 @@ def link_names(app, doctree, docname):
         left = file
         if page != docname:
             where = app.builder.get_relative_uri(docname, page)
-            link = nodes.reference(
-                "", "", node.deepcopy(), refuri=where, internal=True
-            )
+            link = nodes.reference(refuri=where, internal=True)
             node.replace_self(link)
+            link += node
 
 
 def setup(app):
