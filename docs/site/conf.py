@@ -3,6 +3,7 @@
 make pages
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -30,5 +31,9 @@ html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_theme_options = {"top_of_page_buttons": []}
+if repository := os.environ.get("GITHUB_REPOSITORY"):
+    link = {"name": "Repository", "html": "Repository", "class": ""}
+    link["url"] = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+    html_theme_options["footer_icons"] = [link]
 html_js_files = [("site.js", {"defer": "defer"})]
 html_copy_source = html_show_sphinx = html_show_copyright = False

@@ -31,7 +31,7 @@ GROUPS = {
     "Measurements": "docs/SPEEDUP bench/README docs/EXAMINED",
 }
 # README.md's table: a lesson's number, its folder, or again, and what one learns.
-ROW = r"^\| (\d+) \| (?:\[(\w+)\]|(\w+),).*\| (.*) \|$"
+ROW = r"^\| (\d+) \| \[?(\w+).*\| (.*) \|$"
 # A block of code, a heading or a numbered item: a question or its answer.
 PART = re.compile(
     r"^(?P<code>```.*?^```)|^#+ (?P<heading>.+?)$"
@@ -65,15 +65,11 @@ SOURCES |= {
     for name in re.findall(r"[`(]([\w./-]+\.(?:py|sh))[`)#]", read(file))
 } | {script for pair in PAIRS for script in pair[:2]}
 SOURCES -= {None, "docs/site/index.md", "docs/site/pair.md"}
-ROWS = [
-    (number, named + again, learnt)
-    for number, named, again, learnt in re.findall(ROW, read("README.md"), re.M)
-]
+ROWS = re.findall(ROW, read("README.md"), re.M)
 LESSONS = {folder: [n for n, f, _ in ROWS if f == folder] for _, folder, _ in ROWS}
-ORDER = sorted(PAIRS, key=lambda pair: [*LESSONS].index(pair[1].split("/")[0]))
 PAGES = {
     (left, right): f"{right.removesuffix('.py')}-after-{Path(left).stem}"
-    for left, right, *_ in ORDER
+    for left, right, *_ in PAIRS
 }
 TITLES = {PAGES[left, right]: title for left, right, *_, title in PAIRS}
 TAGS = {PAGES[left, right]: tag for left, right, tag, *_ in PAIRS}

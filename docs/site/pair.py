@@ -48,23 +48,22 @@ def comment(row, tag=True):
 
 @cache
 def explanations(folder):
-    """Return {comment, with its tag and without: (Markdown, its file)}."""
+    """Return {comment, with its tag and without: Markdown}."""
     found = {}
     for file in (f"{folder}/ROWS.md", f"{folder}/README.md", "dp_ddp_intro/ROWS.md"):
-        text = read(file)
-        text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+        text = re.sub(r"^```.*?^```", "", read(file), flags=re.M | re.S)
         block = r"((?:^ {4}[^\n]*\n)+)\n(.*?)(?=^ {4}|^#|\Z)"
         for rows, why in re.findall(block, text, re.M | re.S):
             for row in rows.splitlines() if why.strip() else ():
-                found.setdefault(comment(row), (why.strip(), file))
-                found.setdefault(comment(row, tag=False), (why.strip(), file))
+                for words in comment(row), comment(row, tag=False):
+                    found.setdefault(words, absolute(why.strip(), file))
     return found
 
 
 def explain(row, folder):
-    """Return a line's explanation: (Markdown, its file)."""
+    """Return a line's explanation, as Markdown."""
     found, words = explanations(folder), comment(row, tag=False)
-    return found.get(comment(row)) or found.get(words) or ("", "")
+    return found.get(comment(row)) or found.get(words, "")
 
 
 def words_of(row):
@@ -114,15 +113,15 @@ def align(left, right):
 
 
 def changes(rows, folder):
-    """Yield each change of a hunk: its rows, explanation, and the file of that."""
+    """Yield each change of a hunk: its rows and its explanation."""
     reasons = []
     for _, old, _, _, new in rows:
         line = old if new is None else new
         bracket = reasons and not re.search(r"\w", line)
         reasons.append(reasons[-1] if bracket else explain(line, folder))
     grouped = groupby(zip(rows, reasons, strict=True), key=lambda pair: pair[1])
-    for (text, file), group in grouped:
-        yield [row for row, _ in group], text, file
+    for why, group in grouped:
+        yield [row for row, _ in group], why
 
 
 def fold(rows):
@@ -205,7 +204,7 @@ def table(left, right):
                 old_line, _, new_line = cells(row, lefts, rights)
                 html.append(f"<tr id=r{row[3]}>{old_line}<td>{new_line}")
             continue
-        for rows, text, file in changes(group, folder):
+        for rows, why in changes(group, folder):
             _, old, _, number, new = rows[0]
             words = comment(old if new is None else new, tag=False).lower()
             name = re.sub(r"\W+", "-", words).strip("-")
@@ -220,7 +219,6 @@ def table(left, right):
                     mark = f'aria-label="{label}">{mark}</a>'
                     mark = f'<a href="#{name}" aria-describedby="why-{name}" {mark}'
                 html.append(f"<tr class=row>{old_line}<td>{mark}{new_line}")
-            why = absolute(text, file)
             html.append(f'<tr class=why><td colspan=5 id="why-{name}">\n\n{why}\n')
             html.append("</td></tr>")
     return "\n".join(html)
