@@ -22,13 +22,14 @@ FILES = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True)
 FILES = [file for file in FILES.splitlines() if (REPOSITORY / file).is_file()]
 # The navigation.
 GROUPS = {
-    "Start here": "README docs/PAIRS docs/GLOSSARY docs/TROUBLESHOOTING",
+    "Start here": "How to run a lesson </README>, docs/PAIRS, docs/GLOSSARY, "
+    "docs/TROUBLESHOOTING",
     "Lessons": "",
-    "For teachers": "docs/TEACHING docs/FIVE_QUESTIONS",
-    "Your cluster": "docs/CLUSTER docs/DATA docs/PYTORCH docs/ONE_GPU "
-    "docs/TWO_MACHINES docs/KAGGLE",
-    "Tools": "tools/README tools/predict/README checkup/README CONTRIBUTING",
-    "Measurements": "docs/SPEEDUP bench/README docs/EXAMINED",
+    "For teachers": "docs/TEACHING, docs/FIVE_QUESTIONS",
+    "Your cluster": "docs/CLUSTER, docs/DATA, docs/PYTORCH, docs/ONE_GPU, "
+    "docs/TWO_MACHINES, docs/KAGGLE",
+    "Tools": "tools/README, tools/predict/README, checkup/README, CONTRIBUTING",
+    "Measurements": "docs/SPEEDUP, bench/README, docs/EXAMINED",
 }
 # README.md's table: a lesson's number, its folder, or again, and what one learns.
 ROW = r"^\| (\d+) \| \[?(\w+).*\| (.*) \|$"
@@ -151,7 +152,7 @@ def text_page(file, text):
     if not file.endswith(".md"):
         language = "bash" if file.endswith(".sh") else "python"
         code = f"literalinclude}} /{file}\n:language: {language}\n:linenos:\n```\n"
-        return f"---\norphan: true\n---\n# {file}\n\n```{{{code}"
+        return f"---\norphan: true\nnosearch: true\n---\n# {file}\n\n```{{{code}"
     if file == "README.md":  # the picture is on the index
         text = re.sub("^<p>.*?</p>$", "", text, flags=re.M | re.S)
     text = text.replace("](sites)", "](/tools/predict/README.md)")
@@ -193,7 +194,7 @@ def index_page():
     )
     text = (HERE / "index.md").read_text().replace("CARDS", cards)
     for caption, files in GROUPS.items():
-        names = lessons if caption == "Lessons" else files.split()
+        names = lessons if caption == "Lessons" else files.split(", ")
         text += toctree(f":caption: {caption}", "", *names)
     return text
 
