@@ -42,7 +42,8 @@ rehearse: # time a lesson: make rehearse LESSON=exercise8 REHEARSE="--students 2
 	@$(PYTHON) tools/rehearse.py "$(LESSON)" $(REHEARSE)
 
 pages: venv # build the site in build/pages: READMEs, answers, pairs line by line
-	.venv/bin/python docs/pages/build.py
+	.venv/bin/sphinx-build -q -E -W -j auto -d build/doctrees -c docs/site . build/pages
+	@echo "Open build/pages/index.html"
 
 venv: .venv/installed # install PyTorch and the other packages in .venv (older GPUs: TORCH=cu126 make venv)
 
@@ -50,7 +51,7 @@ venv: .venv/installed # install PyTorch and the other packages in .venv (older G
 ifneq ($(TORCH),$(if $(TORCH),$(shell cat .venv/installed 2> /dev/null)))
 .PHONY: .venv/installed
 endif
-.venv/installed: requirements.txt cinic_lab/requirements.txt docs/pages/requirements.txt
+.venv/installed: requirements.txt cinic_lab/requirements.txt docs/site/requirements.txt
 	@bash install.sh $(PYTHON) $^
 
 venv-tensorflow: .venv-tensorflow/installed # install TensorFlow in .venv-tensorflow

@@ -207,19 +207,18 @@ def test_columns_that_do_not_fit_follow_below(capsys):
     assert re.findall(r"option_\d+", printed) == header[1:]
 
 
-def test_the_plot_has_the_measured_and_the_ideal_speedup():
-    """Efficiency is on the right."""
-    runs = [result(SINGLE, 1, 100), result(MULTI, 2, 150, batch=64)]  # no baseline
+def test_the_plot_has_a_bar_for_each_command_and_its_ideal():
+    """Without a baseline there is no ideal, and so no bar."""
+    runs = [result(SINGLE, 1, 100), result(MULTI, 2, 150, batch=64)]
     runs += [result(MULTI, gpus, 90 * gpus) for gpus in (2, 4)]
-    axes, right = draw_speedups(compare(map(parse_run, runs)), describe).axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    (curve,) = [name for name in lines if name.startswith(MULTI)]
-    assert (
-        curve.split() == f"{MULTI}, batch 25 per GPU: 1.80 on 2, 3.60 on 4".split()
-    )
-    assert lines[curve] == [[1, 1], [2, 1.8], [4, 3.6]]
-    assert lines["ideal"] == [[1, 1], [4, 4]]
-    assert [line.get_ydata().tolist() for line in right.lines] == [[1, 0.9, 0.9]]
+    (axes,) = draw_speedups(compare(map(parse_run, runs)), describe).axes
+    widths = [[round(bar.get_width()) for bar in bars] for bars in axes.containers]
+    assert widths == [[100, 180, 360], [100, 200, 400]]
+    assert [text.get_text() for text in axes.texts][1:] == [
+        f"{MULTI}, batch 25 per GPU, 2 x H200: 180.0 images/s, speed-up 1.80",
+        f"{MULTI}, batch 25 per GPU, 4 x H200: 360.0 images/s, speed-up 3.60",
+    ]
+    assert draw_speedups({}, describe).axes == []
 
 
 def hand_in(folder, **people):

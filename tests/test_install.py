@@ -22,7 +22,7 @@ def make_venv(tmp_path):
     shutil.copytree(REPOSITORY / "common", checkout / "common")
     for file in ("Makefile", "install.sh"):
         shutil.copy(REPOSITORY / file, checkout)
-    for folder in ("", "cinic_lab", "docs/pages"):
+    for folder in ("", "cinic_lab", "docs/site"):
         (checkout / folder).mkdir(parents=True, exist_ok=True)
         (checkout / folder / "requirements.txt").touch()
     path = path_without_sbatch(commands)

@@ -5,18 +5,37 @@ have its comment: in their folder's ROWS.md or README.md, or in dp_ddp_intro/ROW
 Changed lines in a row with one explanation are one change.
 """
 
+import os
 import re
 import subprocess
 from difflib import SequenceMatcher
 from functools import cache
 from html import escape
 from itertools import combinations, groupby
+from pathlib import Path
 
-from texts import REPOSITORY, Renderer, colours
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
 ALIKE = 0.5  # of two lines: the words that differ are marked
+
+
+def read(file):
+    return (REPOSITORY / file).read_text()
+
+
+def absolute(text, file):
+    """Return Markdown with the links of this file, for another page."""
+
+    def link(found):
+        path = os.path.normpath(Path(file).parent / found[1]) if found[1] else file
+        return f"](/{path}{found[2] or ''})"
+
+    return re.sub(r"\]\((?!\w+:|/)([^)#\s]*)(#[^)\s]*)?\)", link, text)
 
 
 def comment(row, tag=True):
@@ -29,23 +48,22 @@ def comment(row, tag=True):
 
 @cache
 def explanations(folder):
-    """Return {comment, with its tag and without: (Markdown, its file)}."""
+    """Return {comment, with its tag and without: Markdown}."""
     found = {}
     for file in (f"{folder}/ROWS.md", f"{folder}/README.md", "dp_ddp_intro/ROWS.md"):
-        text = (REPOSITORY / file).read_text()
-        text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+        text = re.sub(r"^```.*?^```", "", read(file), flags=re.M | re.S)
         block = r"((?:^ {4}[^\n]*\n)+)\n(.*?)(?=^ {4}|^#|\Z)"
         for rows, why in re.findall(block, text, re.M | re.S):
             for row in rows.splitlines() if why.strip() else ():
-                found.setdefault(comment(row), (why.strip(), file))
-                found.setdefault(comment(row, tag=False), (why.strip(), file))
+                for words in comment(row), comment(row, tag=False):
+                    found.setdefault(words, absolute(why.strip(), file))
     return found
 
 
 def explain(row, folder):
-    """Return a line's explanation: (Markdown, its file)."""
+    """Return a line's explanation, as Markdown."""
     found, words = explanations(folder), comment(row, tag=False)
-    return found.get(comment(row)) or found.get(words) or ("", "")
+    return found.get(comment(row)) or found.get(words, "")
 
 
 def words_of(row):
@@ -95,15 +113,15 @@ def align(left, right):
 
 
 def changes(rows, folder):
-    """Yield each change of a hunk: its rows, explanation, and the file of that."""
+    """Yield each change of a hunk: its rows and its explanation."""
     reasons = []
     for _, old, _, _, new in rows:
         line = old if new is None else new
         bracket = reasons and not re.search(r"\w", line)
         reasons.append(reasons[-1] if bracket else explain(line, folder))
     grouped = groupby(zip(rows, reasons, strict=True), key=lambda pair: pair[1])
-    for (text, file), group in grouped:
-        yield [row for row, _ in group], text, file
+    for why, group in grouped:
+        yield [row for row, _ in group], why
 
 
 def fold(rows):
@@ -145,12 +163,18 @@ def differing(old, new):
     return ranges
 
 
+def colours(file):
+    """Return a script's lines as HTML."""
+    lexer, formatter = PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
+    return highlight(read(file), lexer, formatter).splitlines()
+
+
 def cells(row, lefts, rights):
     """Return a row's five cells: numbers, lines, and the mark between them."""
     i, old, mark, j, new = row
     old_html = lefts[i] if old is not None else ""
     new_html = rights[j] if new is not None else ""
-    if mark == "|":
+    if mark == "|" and 'class="sd"' not in old_html + new_html:  # no docstring
         old_ranges, new_ranges = differing(old, new)
         old_html = mark_words(old_html, old_ranges)
         new_html = mark_words(new_html, new_ranges)
@@ -163,11 +187,11 @@ def cells(row, lefts, rights):
     return line(i, old, old_html), escape(mark.strip()), line(j, new, new_html)
 
 
-def table(left, right, page=""):
-    """Return a pair's <tbody>s, one for each change; and the number of changes."""
+def table(left, right):
+    """Return a pair's <tbody>s, one for each change, explained in Markdown."""
     html, names, folder = [], set(), right.split("/")[0]
     # They are numbered from 1.
-    lefts, rights = (["", *colours(file).splitlines()] for file in (left, right))
+    lefts, rights = (["", *colours(file)] for file in (left, right))
     for kind, group in fold(align(left, right)):
         if kind != "change":
             if kind == "fold":
@@ -180,7 +204,7 @@ def table(left, right, page=""):
                 old_line, _, new_line = cells(row, lefts, rights)
                 html.append(f"<tr id=r{row[3]}>{old_line}<td>{new_line}")
             continue
-        for rows, text, file in changes(group, folder):
+        for rows, why in changes(group, folder):
             _, old, _, number, new = rows[0]
             words = comment(old if new is None else new, tag=False).lower()
             name = re.sub(r"\W+", "-", words).strip("-")
@@ -195,6 +219,6 @@ def table(left, right, page=""):
                     mark = f'aria-label="{label}">{mark}</a>'
                     mark = f'<a href="#{name}" aria-describedby="why-{name}" {mark}'
                 html.append(f"<tr class=row>{old_line}<td>{mark}{new_line}")
-            why = Renderer(file, page).parse(text)
-            html.append(f'<tr class=why><td colspan=5 id="why-{name}">{why}')
-    return "\n".join(html), len(names)
+            html.append(f'<tr class=why><td colspan=5 id="why-{name}">\n\n{why}\n')
+            html.append("</td></tr>")
+    return "\n".join(html)

@@ -1,0 +1,39 @@
+"""Sphinx's configuration for the site, whose source is the repository's root.
+
+make pages
+"""
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+import pages  # noqa: E402, the extension
+
+project = "Multi-GPU training in PyTorch"
+language = "en"
+extensions = ["myst_parser", "sphinx_copybutton", "pages"]
+root_doc = "index"
+# Scripts become Markdown when they are read, so that Sphinx takes them as texts.
+source_suffix = {".md": "markdown", ".py": "markdown", ".sh": "markdown"}
+include_patterns = sorted(pages.SOURCES)
+exclude_patterns = [".*", "build", "data", "**/logs", "**/common", "*/tools"]
+myst_enable_extensions = ["attrs_block", "attrs_inline"]
+myst_heading_anchors = 4  # as on GitHub
+highlight_language = "text"
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
+copybutton_exclude = ".linenos"
+
+html_theme = "furo"
+html_title = project
+html_favicon = "static/favicon.svg"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_theme_options = {"top_of_page_buttons": []}
+if repository := os.environ.get("GITHUB_REPOSITORY"):
+    link = {"name": "Repository", "html": "Repository", "class": ""}
+    link["url"] = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+    html_theme_options["footer_icons"] = [link]
+html_js_files = [("site.js", {"defer": "defer"})]
+html_copy_source = html_show_sphinx = html_show_copyright = False

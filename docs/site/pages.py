@@ -1,0 +1,321 @@
+"""Sphinx's extension: Markdown of pages that are no files, and of what pages gain.
+
+Scripts, pairs of scripts and questions to print get pages of their own. A lesson's
+questions get their answers, and its list of pages.
+"""
+
+import os
+import re
+import subprocess
+from functools import partial
+from pathlib import Path
+from string import Template
+
+from docutils import nodes
+
+import pair
+from pair import REPOSITORY, absolute, read
+from tools.pairs import PAIRS
+
+HERE = Path(__file__).resolve().parent
+FILES = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True)
+FILES = [file for file in FILES.splitlines() if (REPOSITORY / file).is_file()]
+# The navigation.
+GROUPS = {
+    "Start here": "How to run a lesson </README>, docs/PAIRS, docs/GLOSSARY, "
+    "docs/TROUBLESHOOTING",
+    "Lessons": "",
+    "For teachers": "docs/TEACHING, docs/FIVE_QUESTIONS",
+    "Your cluster": "docs/CLUSTER, docs/DATA, docs/PYTORCH, docs/ONE_GPU, "
+    "docs/TWO_MACHINES, docs/KAGGLE",
+    "Tools": "tools/README, tools/predict/README, checkup/README, CONTRIBUTING",
+    "Measurements": "docs/SPEEDUP, bench/README, docs/EXAMINED",
+}
+# README.md's table: a lesson's number, its folder, or again, and what one learns.
+ROW = r"^\| (\d+) \| \[?(\w+).*\| (.*) \|$"
+# A block of code, a heading or a numbered item: a question or its answer.
+PART = re.compile(
+    r"^(?P<code>```.*?^```)|^#+ (?P<heading>.+?)$"
+    r"|^(?P<number>\d\d?)\. (?P<item>.*?)(?=\n(?!\n| {3})|\Z)",
+    re.M | re.S,
+)
+
+
+def title_of(file):
+    return re.search("^# (.+)$", read(file), re.M)[1]
+
+
+def short(folder):
+    """Return a lesson's title without its subject, such as Exercise 8."""
+    return title_of(f"{folder}/README.md").partition(":")[0]
+
+
+def find(name, folder):
+    """Return the file that a text in this folder means by a name, or None."""
+    for start in (folder, *folder.parents):
+        file = os.path.relpath((REPOSITORY / start / name).resolve(), REPOSITORY)
+        if file in FILES:
+            return file
+
+
+# The sources are the texts, the pairs' scripts, and the scripts that the texts name.
+SOURCES = {file for file in FILES if file.endswith(".md")}
+SOURCES |= {
+    find(name, Path(file).parent)
+    for file in SOURCES
+    for name in re.findall(r"[`(]([\w./-]+\.(?:py|sh))[`)#]", read(file))
+} | {script for pair in PAIRS for script in pair[:2]}
+SOURCES -= {None, "docs/site/index.md", "docs/site/pair.md"}
+ROWS = re.findall(ROW, read("README.md"), re.M)
+LESSONS = {folder: [n for n, f, _ in ROWS if f == folder] for _, folder, _ in ROWS}
+PAGES = {
+    (left, right): f"{right.removesuffix('.py')}-after-{Path(left).stem}"
+    for left, right, *_ in PAIRS
+}
+TITLES = {PAGES[left, right]: title for left, right, *_, title in PAIRS}
+TAGS = {PAGES[left, right]: tag for left, right, tag, *_ in PAIRS}
+
+
+def texts_of(folder):
+    """Return a lesson's texts, README.md first, without ANSWERS.md and ROWS.md."""
+    name = re.compile(rf"{folder}/(?!ANSWERS|ROWS)\w+\.md")
+    return sorted(
+        filter(name.fullmatch, SOURCES), key=lambda f: ("README" not in f, f)
+    )
+
+
+def toctree(*lines):
+    return "\n".join(["\n\n```{toctree}", ":hidden:", *lines, "```\n"])
+
+
+def numbered(file):
+    """Yield (heading above it, number, Markdown) of each question or answer."""
+    heading = ""
+    for part in PART.finditer(read(file)):
+        heading = part["heading"] or heading
+        if part["item"]:
+            yield heading, part["number"], absolute(part["item"].rstrip(), file)
+
+
+def answered(text, file):
+    """Return a text with folded answers in its questions."""
+    source = f"{Path(file).parent}/ANSWERS.md"
+    if source not in SOURCES or file == source:
+        return text
+    answers = {(above, n): item for above, n, item in numbered(source)}
+    heading = ""
+
+    def answer(part):
+        nonlocal heading
+        heading = part["heading"] or heading
+        if not (item := answers.get((heading, part["number"]))):
+            return part[0]
+        lines = "<details><summary>Answer</summary>", item, "</details>\n"
+        return part[0].rstrip() + "".join(f"\n\n   {line}" for line in lines)
+
+    return PART.sub(answer, text)
+
+
+def with_diffs(text, file):
+    """Return a text with a link to the pair's page below each command diff."""
+
+    def link(block):
+        out = block[0]
+        for names in re.findall(r"^ *diff .*?(\S+\.py) (\S+\.py)", block[0], re.M):
+            files = tuple(find(name, Path(file).parent) for name in names)
+            if page := PAGES.get(files):
+                title = " to ".join(names)
+                out += f"\n\n{block[1]}Side by side: {{doc}}`{title} </{page}>`\n"
+        return out
+
+    return re.sub(r"^( *)```bash\n.*?^ *```$", link, text, flags=re.M | re.S)
+
+
+def lists(file):
+    """Return the list of a lesson's pages, for its README.md or its ANSWERS.md."""
+    folder, name = os.path.split(file)
+    pairs = [
+        f"{TITLES[page]} </{page}>" for page in TITLES if page.startswith(folder)
+    ]
+    solved = [line for line in pairs if "/solutions/" in line]
+    if folder in LESSONS and name == "ANSWERS.md":
+        return toctree(*solved, f"Changed lines, explained </{folder}/ROWS>")
+    if folder not in LESSONS or name != "README.md":
+        return ""
+    texts = [f"/{text.removesuffix('.md')}" for text in texts_of(folder)[1:]]
+    shown = [line for line in pairs if line not in solved]
+    questions = f"Questions to print </{folder}/questions>"
+    return toctree(*texts, *shown, questions, f"Answers </{folder}/ANSWERS>")
+
+
+def text_page(file, text):
+    if not file.endswith(".md"):
+        language = "bash" if file.endswith(".sh") else "python"
+        code = f"literalinclude}} /{file}\n:language: {language}\n:linenos:\n```\n"
+        return f"---\norphan: true\nnosearch: true\n---\n# {file}\n\n```{{{code}"
+    if file == "README.md":  # the picture is on the index
+        text = re.sub("^<p>.*?</p>$", "", text, flags=re.M | re.S)
+    text = text.replace("](sites)", "](/tools/predict/README.md)")
+    lesson = file.split("/")[0]
+    text = re.sub(r"\A# (Answers|Line by line)\n", rf"# \1: {lesson}\n", text)
+    return with_diffs(answered(text, file), file) + lists(file)
+
+
+def questions_page(folder):
+    """Return a lesson's questions without answers, to print."""
+    out = f"# Questions: {title_of(f'{folder}/README.md')}\n\n"
+    out += '<p class="name">Name <span></span> Date <span></span></p>\n\n'
+    for file in texts_of(folder):
+        last, title = "", title_of(file)
+        for heading, number, item in numbered(file):
+            if heading != last:
+                of = f"{title}: " * ("README" not in file and heading != title)
+                out += f"## {of}{heading}\n\n"
+            last = heading
+            out += f"{number}. {item}\n\n"
+    return out
+
+
+def index_page():
+    """Return the index, with a card for each row of README.md's table."""
+    minutes, of, cards = {}, "", ""
+    row = r"^\| (?:(\d+) \w+)? ?\| .*? \| (\d+) \|"
+    for number, time in re.findall(row, read("docs/TEACHING.md"), re.M):
+        of = number or of
+        minutes[of] = minutes.get(of, 0) + int(time)
+    for number, folder, learnt in ROWS:
+        again = "continued: " * (number != LESSONS[folder][0])
+        cards += f"- **{number}. [{short(folder)}](/{folder}/README.md)**\n\n"
+        cards += f"  {again}{absolute(learnt, 'README.md')}\n\n"
+        cards += f"  {minutes[number] / 60:.1f} hours\n\n"
+    lessons = (
+        f"{' and '.join(numbers)}. {short(folder)} </{folder}/README>"
+        for folder, numbers in LESSONS.items()
+    )
+    text = (HERE / "index.md").read_text().replace("CARDS", cards)
+    for caption, files in GROUPS.items():
+        names = lessons if caption == "Lessons" else files.split(", ")
+        text += toctree(f":caption: {caption}", "", *names)
+    return text
+
+
+def questions(right):
+    """Return the first section's questions with this script, as Markdown.
+
+    Questions that name other right scripts alone are left out.
+    """
+    name, rights = Path(right).name, {Path(right).name for _, right in PAGES}
+    for file in texts_of(right.split("/")[0]):
+        for section in re.split("^(?=##? )", answered(read(file), file), flags=re.M):
+            found = [part for part in PART.finditer(section) if part["item"]]
+            if not found or name not in section:
+                continue
+            heading = re.match("#+ (.*)", section)[1]
+            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+            out = "<details><summary>Questions</summary>\n\n"
+            out += f"From [{heading}](/{file}#{anchor}):\n\n"
+            for part in found:
+                question = part[0].partition("<details>")[0]
+                named = rights & {*re.findall(r"\w+\.py", question)}
+                if name in (named or {name}):
+                    out += absolute(part[0], file).rstrip() + "\n\n"
+            return out + "</details>"
+    return ""
+
+
+def commands(left, right):
+    """Return the commands that run a pair, and what the right one prints, if known.
+
+    They are in the lesson's texts, without variables, or in the docstrings.
+    """
+    lines, last = [], ""
+    for script in (left, right):
+        folder = script.split("/")[0]
+        texts = "\n".join(map(read, [*texts_of(folder), script, left]))
+        name = os.path.relpath(script, folder)
+        run = rf"(?: *sbatch |.*or |.*, )((?:--\S+ )*[\w-]+\.sh)(?: +# {name}:|"
+        run += rf"( {name}(?: --[\w-]+ [\w.]+)*)(?![\w.]| \$| --))"
+        if found := re.search(f"^{run}", texts, re.M):
+            command = f"sbatch {found[1]}{found[2] or ''}"
+        else:
+            command = command.replace(os.path.relpath(left, folder), name)
+        if folder != last:
+            lines += [f"cd {'../' * bool(last)}{folder}", "source common/env.sh"]
+        lines.append(command)
+        last = folder
+    more = r"(?:(?!```).*\n)*"
+    shown = rf"^```text\n({more}?{Path(right).stem} on .*\n{more})"
+    printed = re.search(shown, texts, re.M)
+    return "\n".join(lines), printed[1] if printed else ""
+
+
+def pair_page(left, right):
+    page, folder = PAGES[left, right], right.split("/")[0]
+    pages = [other for other in TITLES if other.startswith(f"{folder}/")]
+    n, body, asked = pages.index(page), pair.table(left, right), questions(right)
+    run, printed = commands(left, right)
+    return Template((HERE / "pair.md").read_text()).substitute(
+        title=f"{short(folder)}: {TITLES[page]}",
+        lesson=f"[{title_of(f'{folder}/README.md')}](/{folder}/README.md)",
+        left=left,
+        right=right,
+        root=os.path.relpath(".", Path(page).parent),
+        previous=pages[n - 1],
+        next=pages[(n + 1) % len(pages)],
+        changes=body.count("<tbody id="),
+        lines=body.count("<tr class=row>"),
+        tag=TAGS[page],
+        commands=run,
+        printed=printed and f"The right one prints:\n\n```text\n{printed}```",
+        questions=asked,
+        body=body,
+    )
+
+
+# {page: (a file that it is made of, the function that returns its Markdown)}
+MADE = {"index": ("docs/site/index.md", index_page)}
+for folder in LESSONS:
+    source = f"{folder}/README.md"
+    MADE[f"{folder}/questions"] = source, partial(questions_page, folder)
+for scripts, page in PAGES.items():
+    MADE[page] = scripts[1], partial(pair_page, *scripts)
+
+
+def add_pages(app, env, added, changed, removed):
+    """Make Sphinx read the pages that are no files."""
+    for page, (file, _) in MADE.items():
+        env.project.docnames.add(page)
+        env.project._docname_to_path[page] = Path(file)
+    return [*MADE]
+
+
+def write_markdown(app, docname, source):
+    if docname in MADE:
+        source[0] = MADE[docname][1]()
+    else:
+        file = os.path.relpath(app.env.doc2path(docname), REPOSITORY)
+        source[0] = text_page(file, source[0])
+
+
+def link_names(app, doctree, docname):
+    """Link the names of files; a right script after its left one to the pair."""
+    left = None
+    for node in [*doctree.findall(nodes.literal)]:
+        file = find(node.astext(), Path(docname).parent)
+        if file not in SOURCES or isinstance(node.parent, nodes.reference):
+            continue
+        pages = [page for scripts, page in PAGES.items() if scripts[1] == file]
+        page = PAGES.get((left, file)) or [*pages, os.path.splitext(file)[0]][0]
+        left = file
+        if page != docname:
+            where = app.builder.get_relative_uri(docname, page)
+            link = nodes.reference(refuri=where, internal=True)
+            node.replace_self(link)
+            link += node
+
+
+def setup(app):
+    app.connect("env-get-outdated", add_pages)
+    app.connect("source-read", write_markdown)
+    app.connect("doctree-resolved", link_names)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
