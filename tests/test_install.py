@@ -36,6 +36,8 @@ def make_venv(tmp_path):
         told = tmp_path / "told"
         told.write_text("")
         env |= {"PATH": path, "TOLD": str(told), "STATUS": str(status)}
+        # Of a `make test PYTHON=...` around this test:
+        env |= {"MAKEFLAGS": "", "PYTHON": "python3"}
         done = run(["make", "venv"], checkout, **env)
         assert (done.returncode == 0) == (status == 0), done.stdout + done.stderr
         return done.stdout + told.read_text()
