@@ -141,7 +141,7 @@ def shares_are_known(traces):
 
 @check(
     "coverage",
-    "each sample is trained on by one rank, and none is left out",
+    "exactly one rank trains on each sample, and none is left out",
     fix="Use DistributedSampler(dataset), with the global rank, and not local_rank.",
 )
 def coverage(traces):
