@@ -21,7 +21,7 @@ def main():
     figure.get_layout_engine().set(w_pad=0.01, h_pad=0.04, wspace=0, hspace=0)
     for label, axes in enumerate(figure.subplots(ROWS, COLUMNS).flat):
         image = train_set.images[labels.index(label)]
-        axes.imshow(image.permute(1, 2, 0))
+        axes.imshow(image.permute(1, 2, 0).numpy())
         axes.set_xlabel(label, fontsize=9, labelpad=2, color=GREY)
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
