@@ -69,7 +69,7 @@ def make_parser():
 
 
 def parse_options():
-    """Return the options; end with one line if they cannot be used."""
+    """Return the options; exit with a one-line error if they cannot be used."""
     parser = make_parser()
     options = parser.parse_args()
     if options.explain or options.ignore:
@@ -96,7 +96,7 @@ def parse_options():
 
 
 def check_names(names, parser):
-    """End with one line if there is no check of such a name."""
+    """Exit with a one-line error if there is no check of such a name."""
     from ddp_checkup.checks import CHECKS  # imports PyTorch
 
     known = [check.name for check in CHECKS]
@@ -123,7 +123,7 @@ def check_reference(options, parser):
 
 
 def check_files(options, parser):
-    options.folder = os.getcwd()  # the script may go to another one
+    options.folder = os.getcwd()  # the script may change it
     options.is_first = options.place is None or options.place.rank == 0
     if options.json and options.is_first:
         try:
@@ -133,14 +133,14 @@ def check_files(options, parser):
 
 
 def check_source(options):
-    """End with the error of a script that is no Python, before each rank does."""
+    """Exit with the error of a script that is no Python, before all ranks fail."""
     with open(options.path, "rb") as file:
         source = file.read()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(source, options.path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # a ValueError for null bytes
+    except (SyntaxError, ValueError) as error:  # null bytes raise a ValueError
         if options.is_first:
             sys.stderr.write("".join(traceback.format_exception_only(error)))
         sys.exit(1)
@@ -152,7 +152,7 @@ def find_script(options):
     if not options.module:
         return os.path.abspath(name) if os.path.isfile(name) else None
     sys.path[0] = os.getcwd()
-    with suppress(ImportError, ValueError):  # of its package
+    with suppress(ImportError, ValueError):  # its package may fail to import
         spec = find_spec(name)
         if spec and spec.submodule_search_locations:  # python -m PACKAGE
             spec = find_spec(f"{name}.__main__")
@@ -161,9 +161,9 @@ def find_script(options):
 
 def main():
     options = parse_options()
-    os.environ["DDP_CHECKUP"] = "1"  # a watched run is no measurement of speed
+    os.environ["DDP_CHECKUP"] = "1"  # tells scripts that they run slower
     if options.starts_ranks:
         sys.exit(launch.start_ranks(options.ranks))
-    from ddp_checkup import run  # imports PyTorch: the launcher does without
+    from ddp_checkup import run  # imports PyTorch, which the launcher does without
 
     sys.exit(run.run(options))

@@ -1,6 +1,6 @@
-"""Starts ranks for -n, and finds which rank another launcher made of this process.
+"""Starts ranks for -n, and finds this process's rank under another launcher.
 
-This module imports no PyTorch, for which the launcher would wait seconds.
+This module does not import PyTorch, which would delay the launcher by seconds.
 """
 
 import os
@@ -14,19 +14,20 @@ from collections import namedtuple
 INTERRUPTED = 130  # the exit status after Ctrl-C, as shells report it
 RUN_ID = "TORCHELASTIC_RUN_ID"  # torchrun sets it, and so do we
 OF_A_RANK = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
-# How launchers number a process: its rank, its rank on this node, and all ranks.
+# Launchers' variables for a process's rank, its rank on this node, and the number
+# of all ranks
 OPEN_MPI = (
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_SIZE",
 )
 MPICH = "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"
-# A batch script has Slurm's other numbers, too, and is no rank.
+# A batch script is no rank: Slurm sets all but SLURM_STEP_NUM_TASKS for it, too.
 SLURM_STEP = "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"
 SLURM = "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"
-NUMBERS = {*OF_A_RANK, "LOCAL_RANK", *OPEN_MPI, *SLURM}  # which -n sets
+NUMBERS = {*OF_A_RANK, "LOCAL_RANK", *OPEN_MPI, *SLURM}  # variables that -n sets
 
-# A rank, and where rank 0 opens the store at which all meet
+# A rank, and the address at which rank 0 opens the store for all ranks
 Place = namedtuple("Place", "rank world_size host port")
 
 
@@ -56,7 +57,7 @@ def find_place():
 
 
 def check_rank():
-    """Raise a ValueError if torchrun's variables are those of no rank, or of one."""
+    """Raise a ValueError unless torchrun's variables are those of several ranks."""
     for name in OF_A_RANK:
         value = os.environ.get(name)
         if not value:
@@ -88,17 +89,18 @@ def find_host(nodes):
 def find_port():
     """Return a port that all ranks of a job derive, and no other job does.
 
-    It lies below the ports that the system gives to connections.
+    The port lies below those that the system gives to connections.
     """
     env = os.environ
     if env.get("MASTER_PORT"):
         return int(env["MASTER_PORT"])
-    job = env.get("SLURM_JOB_ID", os.getppid())  # mpirun's process, on one node
+    # Without Slurm, mpirun is the parent of all ranks, which are on one node.
+    job = env.get("SLURM_JOB_ID", os.getppid())
     return 10_000 + int(job) % 20_000
 
 
 def start_ranks(ranks):
-    """Start this command as so many ranks here; return the exit status."""
+    """Start this command once per rank, on this machine; return the exit status."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     with socket.socket() as bound:
@@ -141,7 +143,7 @@ def rank_environment(rank, ranks, port):
     env |= {"ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(ranks)}
     env |= {"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
     env |= {"TORCHELASTIC_MAX_RESTARTS": "0"}
-    # A script may read Slurm's or Open MPI's numbers, also where there is neither.
+    # A script may read Slurm's or Open MPI's numbers, even if neither is there.
     numbers = str(rank), str(rank), str(ranks)
     env |= zip(SLURM + OPEN_MPI, 2 * numbers, strict=True)
     others = dict(zip(SLURM_STEP + MPICH, 2 * numbers, strict=True))

@@ -1,4 +1,4 @@
-"""A fixture for pytest: `checkup("train.py")` fails with the report."""
+"""A fixture for pytest: `checkup("train.py")` fails the test with the report."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The report: a row for each check, for people and as JSON."""
+"""The report: one row per check, for people and as JSON."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from ddp_checkup.checks.findings import Check, Finding, NotSeen
 from ddp_checkup.hooks import prints
 
 STATES = "error", "warning", "ignored", "ok", "not seen"
-# A negative number may follow the word, and "1.2e-05" is one.
+# The number after the word may be negative, and may have an exponent: 1.2e-05.
 LOSS = re.compile(r"loss\W*?(-?\d+(?:\.\d+(?:e[-+]?\d+)?|e[-+]?\d+))", re.IGNORECASE)
 
 
 def report(options, traces, stop, out):
     """Print the report, write it as JSON, and return the exit status.
 
-    traces: one per rank, None for a rank that sent none. stop: what stop_job() was
-    told, if the job was stopped.
+    traces: one per rank, None for a rank that sent none. stop: the arguments of
+    stop_job(), or None if nothing stopped the job.
     """
     failed = stop and stop[0] == "failed"
     rows = [judge(check, traces, stop, options) for check in CHECKS]
@@ -31,7 +31,7 @@ def report(options, traces, stop, out):
     states = Counter(row["state"] for row in rows)
     found = states["error"] or states["warning"]
     unchecked = "" if found else find_nothing(options, traces, failed)
-    if failed and unchecked:  # beside the script's own error
+    if failed and unchecked:  # the script's own error is printed, too
         show(out, f"Error: nothing was checked: {unchecked} ({stop[2]}).")
         return 1
     ends = []
@@ -93,7 +93,7 @@ def make_row(check, finding, options, unseen=""):
 
 
 def find_nothing(options, traces, failed):
-    """Return why nothing could be checked, else "": such a run is no success."""
+    """Return why nothing was checked, or "": without a check, a run fails."""
     script, known = options.script, [trace for trace in traces if trace]
 
     def any_has(kind):
@@ -145,7 +145,7 @@ def summary(states, options):
 
 
 def compare_with_reference(options, out):
-    """Return a row: whether the losses are those of the script for one GPU."""
+    """Return the row that compares the losses with those of the one-GPU script."""
     script, *own = options.reference
     command = [sys.executable, script, *options.arguments, *own]
     show(out, "", f"Reference: {' '.join(command[1:])}")

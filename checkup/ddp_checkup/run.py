@@ -19,7 +19,7 @@ from ddp_checkup import hooks, watch
 from ddp_checkup.launch import INTERRUPTED, NUMBERS
 from ddp_checkup.trace import HERE, is_library, trace, user_line
 
-# Errors of mp.spawn, about those of its processes
+# Errors that mp.spawn raises when one of its processes has failed
 OF_SPAWN = ProcessExitedException, ProcessRaisedException
 # Errors of scripts that need a GPU
 NEEDS_GPU = re.compile("nccl|cuda|nvidia|device_ids|set_device|device_count", re.I)
@@ -27,7 +27,7 @@ NO_GPU = "No GPU here: README.md lists four edits: 'A GPU script on a laptop'.\n
 
 
 class NeedsRanks(BaseException):
-    """The script makes its process group in the process that the user started."""
+    """Raised if the process that the user started makes a process group."""
 
 
 def run(options):
@@ -36,7 +36,7 @@ def run(options):
     watch.reset()
     trace.script, trace.max_steps = options.path, options.steps
     sys.path[0] = os.getcwd() if options.module else os.path.dirname(options.path)
-    if options.module:  # it may be installed, and is the user's all the same
+    if options.module:  # an installed module is the user's code, too
         package = find_spec(options.script.partition(".")[0])
         folders = package.submodule_search_locations
         file = os.path.abspath(package.origin or "")
@@ -72,7 +72,7 @@ def run_launched(options):
 def run_rank(options, function, job=None):
     """Run the script, or a spawned function, under the hooks; return the status.
 
-    job: in a process that the script started, the store of its parent.
+    job: the parent's store if the script started this process, else None.
     """
     wrap_group(options, job)
     hooks.install()
@@ -103,7 +103,7 @@ def run_rank(options, function, job=None):
 
 def end_rank(ended):
     """Wait for the report; return the status."""
-    if watch.store is None:  # a spawned process that made no process group
+    if watch.store is None:  # this spawned process made no process group
         return 0
     watch.thread.stdout.flush()
     status = watch.thread.end(ended)
@@ -113,7 +113,7 @@ def end_rank(ended):
 
 
 def leave(process, status):
-    """Do what os._exit() does, after the report."""
+    """Exit as os._exit() does, but after the report."""
     if os.getpid() == process and not (watch.thread and watch.thread.ended):
         trace.add("exit", line=None)
         status = end_rank("done") or status
@@ -125,7 +125,7 @@ def print_error(error, store=None):
     frames = error.__traceback__
     while frames and is_library(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
-    for frame in iterate(frames):  # without those of the hooks
+    for frame in iterate(frames):  # skip the frames of the hooks
         while frame.tb_next and is_hook(frame.tb_next):
             frame.tb_next = frame.tb_next.tb_next
     text = "".join(traceback.format_exception(error.with_traceback(frames)))
@@ -155,12 +155,12 @@ def print_once(text, store):
 
 
 def fail(error, store):
-    """Print an error of the script, and wait for the report on what was before."""
+    """Print an error of the script, and wait for the report on the steps before."""
     if not isinstance(error, SystemExit):
         print_error(error, store)
     elif isinstance(error.code, str):  # sys.exit("give --data")
         print_once(f"{error.code}\n", store)
-    if not watch.store:  # a spawned process that made no process group
+    if not watch.store:  # this spawned process made no process group
         store.set("failed", "")
         return
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -186,7 +186,7 @@ def before_group(name, values):
 
 
 def before_rendezvous(options, job, name, values):
-    """Note which rank this process says that it is: a hang names it."""
+    """Note the rank that this process passes: a hang is reported with it."""
     _, rank, world_size = values[:3]
     rank = int(os.environ.get("RANK", -1)) if rank == -1 else rank
     if world_size == -1:
@@ -206,7 +206,7 @@ def join_job(options, job, rank, world_size):
 
 
 def after_group(options, job, result, values):
-    if job:  # without a rendezvous: the script has made a store
+    if job:  # a script that passes a store makes no rendezvous
         join_job(options, job, dist.get_rank(), dist.get_world_size())
     if not trace.of("group"):
         trace.add("group", line=user_line())
@@ -236,7 +236,7 @@ def run_spawned(target, options, setup, address, *args, **kwargs):
 
 
 def refuse_group(process, original, *args, **kwargs):
-    """Do what init_process_group() does, but not in the parent of all ranks."""
+    """Call init_process_group(), but raise NeedsRanks in the parent of all ranks."""
     if os.getpid() == process:
         raise NeedsRanks
     return original(*args, **kwargs)
@@ -252,7 +252,7 @@ def run_parent(options):
     def start(process):
         nonlocal jobs
         if starts_rank(process):
-            if not any(p.is_alive() for p in running):  # the script's next job
+            if not any(p.is_alive() for p in running):  # the next job starts
                 running.clear()
                 jobs += 1
             address = "127.0.0.1", store.port, jobs
@@ -279,7 +279,7 @@ def run_parent(options):
 
 
 def end_parent(options, error, store, jobs):
-    """Print why there is no report, if so; return the exit status."""
+    """Print why there is no report, if there is none; return the exit status."""
     numbers = range(1, jobs + 1)
     keys = [f"job{number}/status" for number in numbers]
     statuses = [int(store.get(key)) for key in keys if store.check([key])]

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import torch
 
-HERE = os.path.dirname(__file__)  # with ".." in it, as in the frames of this code
-# Code that is not the user's: "<frozen ...>", Python, packages, and this one.
+HERE = os.path.dirname(__file__)  # may contain "..", as the frames of this code do
+# Code that is not the user's: "<frozen ...>", Python, packages, and this package.
 FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 FOLDERS += [HERE, os.path.dirname(os.path.dirname(torch.__file__))]
 MAIN = f"{os.path.dirname(HERE)}/__main__.py"
 LIBRARIES = ("<", MAIN, *(f"{folder}/" for folder in FOLDERS))
-INSTALLED = "/site-packages/", "/dist-packages/"  # of a user, or of another folder
+INSTALLED = "/site-packages/", "/dist-packages/"  # these are packages in any folder
 
 
 class Line(namedtuple("Line", "file number caller")):
@@ -31,7 +31,7 @@ class Line(namedtuple("Line", "file number caller")):
 
 
 class Event(SimpleNamespace):
-    """What happened: `kind`, `line`, `step` (optimizer steps before it), and more.
+    """An event: `kind`, `line`, `step` (optimizer steps before it), and more.
 
     Each hook's module says which fields its events have.
     """
@@ -44,20 +44,20 @@ class Trace:
         self.reset()
 
     def reset(self):
-        """Forget everything: in a new process, and in one that was forked."""
+        """Forget everything, in a new process and in a forked one."""
         self.rank = self.world_size = None  # unknown before the process group
         self.script, self.package = "", ()  # its path; the folders of its package
         self.max_steps = 0  # optimizer steps after which the script ends; 0: never
         self.events, self.by_kind = [], {}
         self.step = 0  # optimizer steps so far
         self.loop = None  # the event of the loop over a DataLoader that runs
-        self.batches = 0  # so far; without a DataLoader, steps
-        # Since the last step: contents of what went into models, losses, the weight
+        self.batches = 0  # batches so far; without a DataLoader, steps so far
+        # Since the last step: contents of the models' inputs, losses, the weight
         # of a target in them, and the number of backward passes
         self.inputs, self.losses, self.loss_weight, self.passes = [], [], None, 0
         self.activity = 0  # changes whenever this rank does something
         self.waiting = ""  # the collective that runs, which waits for other ranks
-        self.calling = ""  # DDP's forward or backward(), which may wait for them
+        self.calling = ""  # DDP's forward or backward(), which may wait for ranks
         self.switching = ""  # a method that a module calls for its parts, too
         self.finished = False  # whether the script came to its end
 
@@ -103,7 +103,7 @@ def user_frames(frame=None):
 def user_line(frame=None, skip=None):
     """Return the user's innermost Line, or None if no frame is the user's.
 
-    skip: a pattern for names of functions that call for others.
+    skip: a pattern for names of functions whose callers are meant instead.
     """
     frames = [*user_frames(frame or sys._getframe(1))]
     while skip and len(frames) > 1 and skip.search(frames[0].f_code.co_name):
@@ -121,6 +121,6 @@ def user_line(frame=None, skip=None):
 
 
 def user_stack():
-    """Return the user's functions and lines that led here, as a text."""
+    """Return the user's files and lines that led here, as a text."""
     frames = user_frames(sys._getframe(1))
     return " ".join(f"{f.f_code.co_filename}:{f.f_lineno}" for f in frames)

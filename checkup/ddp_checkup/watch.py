@@ -16,25 +16,25 @@ import torch.distributed as dist
 from ddp_checkup.launch import INTERRUPTED
 from ddp_checkup.trace import Line, is_library, trace, user_line
 
-EXIT = os._exit  # the script's is replaced
+EXIT = os._exit  # run.py replaces os._exit() for the script
 PART = 1 << 20  # bytes of a trace that are sent at once
 OWN_RANK = (
     "Pass every process its own rank, and the number of all processes: torchrun "
     "sets RANK and WORLD_SIZE, srun sets SLURM_PROCID and SLURM_NTASKS."
 )
-# FSDP and DTensors call functional collectives, which have no hooks.
+# FSDP and DTensors call functional collectives, which no hook wraps.
 COLLECTIVES = "/_functional_collectives.py", "/distributed_c10d.py"
 
 
 def reset():
-    """Forget the store and the thread: in a new process, and when it was forked."""
+    """Forget the store and the thread, in a new process and in a forked one."""
     global store, thread
-    store = None  # at which the ranks of this job meet; None before
+    store = None  # where the ranks of this job meet; None until then
     thread = None  # this rank's Watch
 
 
 def start(options, new_store, owns_store=False):
-    """Begin to watch this rank; owns_store: whether the store ends with it."""
+    """Begin to watch this rank; owns_store: whether this rank holds the store."""
     global store, thread
     store = new_store
     thread = Watch(options, owns_store)
@@ -42,15 +42,15 @@ def start(options, new_store, owns_store=False):
 
 
 def stop_job(check_name, line, text, fix=None):
-    """Tell all ranks why the job cannot go on; the first one counts.
+    """Tell all ranks why the job cannot go on; the first reason counts.
 
-    check_name: that of a check, which then has this finding, or "failed".
+    check_name: the check that reports this finding, or "failed".
     """
     store.compare_set("stop", "", json.dumps([check_name, line, text, fix]))
 
 
 def read_stop():
-    """Return what stop_job() was told, or None."""
+    """Return the arguments of stop_job(), or None if nothing stopped the job."""
     if not store.check(["stop"]):
         return None
     name, line, text, fix = json.loads(store.get("stop"))
@@ -62,15 +62,15 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.options, self.owns_store = options, owns_store
         self.main = threading.main_thread().ident
-        # The script may replace it, and prints.Tee would look at the report.
+        # The script may replace sys.stdout, and prints.Tee would read the report.
         self.stdout = getattr(sys.stdout, "stream", sys.stdout)
         self.ended = ""  # "done", "stopped" (by --steps) or "failed"
-        self.status = 0  # the report's
-        self.told = False  # whether a long wait was told
+        self.status = 0  # the report's exit status
+        self.told = False  # whether a long wait was reported
         self.interrupts, writes = os.pipe()
         os.set_blocking(self.interrupts, False)
         os.set_blocking(writes, False)
-        with suppress(ValueError):  # not in the main thread
+        with suppress(ValueError):  # raised outside the main thread
             signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
 
     def end(self, how):
@@ -118,7 +118,7 @@ class Watch(threading.Thread):
     def leave_if_interrupted(self):
         """End soon after Ctrl-C, also where the rank waits in PyTorch's C++ code."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return  # the script has its own
+            return  # the script handles Ctrl-C itself
         with suppress(BlockingIOError):
             if signal.SIGINT in os.read(self.interrupts, 1000):
                 time.sleep(3)
@@ -153,7 +153,7 @@ class Watch(threading.Thread):
 
     def send_trace(self):
         """Write the trace into the store, in parts."""
-        from ddp_checkup import hooks  # which import this module
+        from ddp_checkup import hooks  # hooks import this module
 
         blob = pickle.dumps(hooks.finish(self.ended == "done"))
         starts = range(0, len(blob), PART)
@@ -173,9 +173,10 @@ class Watch(threading.Thread):
             time.sleep(0.1)
         self.status = int(store.get("status"))
         stop = read_stop()
-        store.set(f"read{trace.rank}", "")  # no rank needs the store after this
+        store.set(f"read{trace.rank}", "")  # this rank no longer needs the store
         if self.owns_store:
-            # Until the others have read it, unless one was killed after its trace.
+            # Keep the store until the others have read the status. The wait has a
+            # limit, as a rank may be killed after it has sent its trace.
             sent = [r for r in range(trace.world_size) if store.check([f"trace{r}"])]
             with suppress(dist.DistStoreError):
                 store.wait([f"read{r}" for r in sent], timedelta(seconds=10))

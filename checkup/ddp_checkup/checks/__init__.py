@@ -1,4 +1,4 @@
-"""All checks, in the order of the report: what a DDP script has to keep."""
+"""All checks, in the order of the report."""
 
 from ddp_checkup.checks import (  # noqa: I001  this order is that of the report
     replicas,

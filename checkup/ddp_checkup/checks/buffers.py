@@ -39,9 +39,9 @@ def buffers(traces):
                 text += f"differ between ranks, first {bad[0]}"
                 saved = [line for its in module for line in its.saved]
                 called = [its.called[0] for its in module if its.called]
-                used = saved or called[len(traces) - 1 :]  # all ranks call it
+                used = saved or called[len(traces) - 1 :]  # if all ranks call it
                 line = used[0] if used and not note.evaluated else note.line
-                # What differed from the first may be another model on purpose.
+                # A tensor that differed at the first step may do so on purpose.
                 apart = bad[0] in differ_at_first(module)
                 if (note.evaluated or used) and not apart:
                     return Finding(line, text)
@@ -52,7 +52,7 @@ def buffers(traces):
 
 
 class Copies:
-    """What one rank noted of a module, and the line that saved or called it."""
+    """One rank's notes of a module, and the lines that saved or called it."""
 
     def __init__(self, trace, name):
         notes = [note for note in trace.of("tensors") if note.name == name]
@@ -72,7 +72,7 @@ def names_of_modules(traces):
 
 
 def notes_of_all(module):
-    """Return [the ranks' notes of one moment], the last if their numbers differ."""
+    """Return the ranks' notes by moment, only the last if their numbers differ."""
     notes = [its.notes for its in module]
     if len({*map(len, notes)}) > 1:  # not all ranks evaluate it
         notes = [its[-1:] for its in notes]
@@ -88,8 +88,9 @@ def differ_at_first(module):
 def may_differ(module, of_all):
     """Return the tensors that may differ in a module of this state.
 
-    What differed from the first step may be constant, or a copy for one rank alone.
-    So may what one rank alone has changed, such as an EMA of rank 0.
+    A tensor that differed at the first step may be constant, or a copy for one rank
+    alone. A tensor that one rank alone has changed may also be such a copy, for
+    example an EMA of rank 0.
     """
     note, first = of_all[0], module[0].first
     if note.evaluated or all(its.called for its in module):

@@ -1,4 +1,4 @@
-"""What several checks need: steps and loops that the ranks have in common."""
+"""Helpers of several checks: steps and loops that the ranks have in common."""
 
 from collections import Counter
 from itertools import zip_longest
@@ -18,7 +18,7 @@ def have_parts(traces):
     """Return whether the ranks hold parts of one model, and so may share a batch."""
     if any(trace.of("parallel") for trace in traces):
         return True
-    # Before the steps of all, rank 0 may have trained another model alone.
+    # Rank 0 may have trained another model alone before the first common step.
     names = [step.names for step in steps_of_all(traces)[0]]
     return any(other != names[0] for other in names)
 
@@ -56,12 +56,12 @@ def steps_of_all(traces):
 def loops_of_all(traces, train):
     """Return [(number, the ranks' loops, items)] of the loops over each loader.
 
-    train: those with optimizer steps, or those without. items: the set that the
+    train: loops with optimizer steps, or else those without. items: the set that the
     ranks share out, or None if each rank has a set of its own.
     """
     known = [e for trace in traces for e in trace.of("loop") if e.has_items]
     training = {e.key for e in known if e.trains}
-    # One that was stopped before its first step looks like an evaluation.
+    # A loop that was stopped before its first step looks like an evaluation.
     chosen = {
         id(e)
         for e in known
@@ -81,12 +81,12 @@ def loops_of_all(traces, train):
 
 def items_to_share(loops):
     """Return the set of items that the ranks share out, or None."""
-    # The last level is the whole data set, the one before the first Subset of it.
+    # The last level is the whole data set, the level before it the first Subset.
     levels = [*zip(*(e.sets for e in loops), strict=False)]
     for level, sets in enumerate(levels):
         if all(s == sets[0] for s in sets):
             return sets[0]
-        # Subsets are shards if they are disjoint, but for what fills them up.
+        # Subsets are shards if they are disjoint but for samples that fill them up.
         union = set.union(*sets)
         if sum(map(len, sets)) - len(union) >= len(loops):
             return None
@@ -96,7 +96,7 @@ def items_to_share(loops):
 
 
 def count_items(loops, items):
-    """Return how many items were repeated, and how many left out."""
+    """Return how many items were repeated, and how many were left out."""
     dealt = Counter(i for e in loops for i in e.items)
     return dealt.total() - len(dealt), len(items - dealt.keys())
 
@@ -104,7 +104,7 @@ def count_items(loops, items):
 def differing(values, names, what="parameters"):
     """Return a text if tensors differ between the ranks, or "".
 
-    values: their checksums by rank; names: theirs.
+    values: the tensors' checksums by rank; names: the tensors' names.
     """
     bad = [i for i, v in enumerate(zip(*values, strict=False)) if len({*v}) > 1]
     if not bad:

@@ -26,8 +26,8 @@ def same_batch(traces):
     if shares_are_known(traces):
         return None  # coverage compares the indices
     found = same_tensors(traces, "inputs", all)
-    # Inputs may differ by augmentation, where labels do not; and days of different
-    # years are alike.
+    # Augmentation may change the inputs, but not the labels. Some tensors, such as
+    # the days of different years, may be alike, so at least half have to be equal.
     found = found or same_tensors(traces, "loaded", half)
     if found and not takes_parts(traces):
         text = f"{found} the same batch in all steps"
@@ -100,7 +100,7 @@ class Shares:
         )
         self.global_batch = first.batch_size * len(traces)
         self.is_whole = all(e.whole for e in loops) and len(loops) == len(traces)
-        self.chooses = first.chooses  # the script's own sampler does
+        self.chooses = first.chooses  # whether the script wrote the sampler
         repeats = (len(e.items) - len({*e.items}) for e in loops)
         self.replaces = first.replaces or max(repeats) >= self.global_batch
         self.again, self.missing = count_items(loops, items) if items else (0, 0)
@@ -115,7 +115,7 @@ class Shares:
         self.is_good = self.again < most and self.missing <= may_miss
 
     def chooses_apart(self):
-        """Return whether an own sampler gives ranks other indices, or other data."""
+        """Return whether the script's sampler gives ranks other indices or data."""
         parts = {frozenset(e.items) for e in self.loops}
         first = self.loops[0]
         own = not (first.sample and self.same_data)
@@ -134,7 +134,7 @@ def all_shares(traces):
 
 
 def shares_are_known(traces):
-    """Return whether indices tell for every loop who trains on which samples."""
+    """Return whether the indices of all loops show which rank trains on what."""
     found = all_shares(traces)
     return bool(found) and all(s.is_known and not s.replaces for s in found)
 
@@ -186,10 +186,10 @@ def coverage(traces):
 def samples_of_two(traces):
     """Return a warning if two ranks had many of the same samples, however dealt out.
 
-    Only tensors tell whose samples a rank itself seldom has twice: labels do not.
+    Only tensors count whose samples seldom repeat on a rank, so labels do not.
     """
     if same_tensors(traces, "inputs", all) or same_tensors(traces, "loaded", half):
-        return None  # same-batch says it
+        return None  # same-batch reports it
     by_rank = [{(e.key, e.number): e for e in t.of("loop")} for t in traces]
     for (a, mine), (b, others) in combinations(enumerate(by_rank), 2):
         for key in mine.keys() & others.keys():
@@ -281,6 +281,6 @@ def is_shared_out(loops):
     union = set().union(*parts)
     repeated = sum(map(len, parts)) - len(union)
     apart = repeated < min(len(loops) * loops[0].batch_size, *map(len, parts))
-    # Parts that leave much out are of a file list for each rank.
+    # Parts that leave much out come from one file list per rank.
     most = 2 * len(union) >= len(loops[0].sets[-1])
     return loops[0].shards or (len(loops) > 1 and apart and most)

@@ -28,7 +28,7 @@ def eval_coverage(traces):
         again, missing = count_items(loops, items)
         batch = max(e.batch_size for e in loops) * len(traces)
         fills_up = again and not missing and again < batch
-        # What is gathered may be cut, unless a total of too many is printed.
+        # The script may cut what it gathered, unless it prints too large a total.
         printed = traces[0].first("totals").totals
         shown = len(items) + again in printed and len(items) not in printed
         if fills_up and any(e.gathered for e in loops) and not shown:

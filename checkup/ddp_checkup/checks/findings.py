@@ -10,17 +10,17 @@ class NotSeen(Exception):
 
 
 class Finding(namedtuple("Finding", "line text level fix", defaults=[None, None])):
-    """What is wrong, and where; level and fix replace those of the check."""
+    """A bug, and its line; level and fix replace those of the check."""
 
 
 def worst(findings):
-    """Return an error before a warning, or None if there is no finding."""
+    """Return the first error, else the first warning, or None without findings."""
     errors = [finding for finding in findings if finding.level != "warning"]
     return next(iter([*errors, *findings]), None)
 
 
 class Check(namedtuple("Check", "name promise fix level function")):
-    """A row of the report; its function's docstring says how it is seen."""
+    """A row of the report; its function's docstring says what it looks at."""
 
 
 def check(name, promise, fix, level="error"):

@@ -1,4 +1,4 @@
-"""Checks of collectives, files and printed numbers: what the ranks give out."""
+"""Checks of collectives, files and printed numbers."""
 
 import re
 from collections import Counter
@@ -10,8 +10,8 @@ from ddp_checkup.checks.common import have_parts, loops_of_all
 from ddp_checkup.checks.findings import Finding, NotSeen, check, worst
 from ddp_checkup.hooks.formulas import compute
 
-FEW = 50  # samples of a rank, whose share of hits may be another's by chance
-# A date and a time of day, a time of day, or seconds since 1970; and their fractions
+FEW = 50  # samples of a rank: with fewer, ranks may get equal results by chance
+# A date and a time of day, a time of day, or seconds since 1970, with fractions
 CLOCK = re.compile(r"(\d{8}\D?\d{4,6}|\d\d\D\d\d\D\d\d|\d{10})(\D?\d+)*")
 WRITES = "write", "append", "events", "rename"
 
@@ -108,7 +108,7 @@ def read_too_soon(traces):
 def own_folders(traces):
     """Return a warning about a folder that each rank names by a clock or at random.
 
-    Names with the ranks' numbers are meant so, and temporary folders are as well.
+    Names with the ranks' numbers are intended, and so are temporary folders.
     """
     made = [paths_of(trace, "make") for trace in traces]
     for rank in range(1, len(traces)):
@@ -182,7 +182,7 @@ def own_readings(traces, read):
     """Return the numbers that are rank 0's own, and whether any was of all ranks.
 
     Such a number is (line, reading, values of all ranks). An output replaces an
-    earlier one of the same name. In one line the number of all ranks may stand
+    earlier one of the same name. In one line, the number of all ranks may stand
     beside rank 0's, as in "loss: 2.07 (2.11)".
     """
     shared, own = set(), []
@@ -201,7 +201,7 @@ def own_readings(traces, read):
 
 
 def values_of_all(read, reading):
-    """Return what each rank's readings come to by the formula, None if unknown."""
+    """Return the formula's value for every rank's readings, None if unknown."""
     found = []
     for own in read:
         values = own.get(reading.source, [])
@@ -215,7 +215,7 @@ def values_of_all(read, reading):
 
 
 def is_shared(reading, values):
-    """Return whether all ranks have the number, or one has it from all."""
+    """Return whether the number is the same on all ranks, or was reduced to one."""
     if None in values:
         return bool(reading.reduced or reading.gathers)
     decimals = len(reading.text.partition(".")[2])
@@ -224,10 +224,10 @@ def is_shared(reading, values):
 
 
 def may_be_chance(read, reading, matches):
-    """Return whether a number of few samples, or of gathered ones, may be another's.
+    """Return whether a number may be equal by chance.
 
-    A count of few samples takes few values, and what is computed from gathered
-    samples is the job's: several different numbers have to match.
+    A count of few samples takes few values, and a number from gathered samples may
+    be the whole job's, so several different numbers have to match.
     """
     values = read[reading.source][reading.start : reading.stop]
     counts = all(value % 1 == 0 for value in values)
@@ -250,7 +250,7 @@ def read_elsewhere(traces):
 def unreduced(traces):
     """Return a warning if each rank evaluates a part, and nothing is reduced.
 
-    One loop may show samples, say, after another's results were reduced.
+    A loop may only show samples, after the results of another loop were reduced.
     """
     loops = [e for t in traces for e in t.of("loop") if e.has_items and not e.trains]
     reduced = {e.first for e in loops if e.reduced}

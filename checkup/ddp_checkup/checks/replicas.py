@@ -11,7 +11,7 @@ from ddp_checkup.checks.common import (
 )
 from ddp_checkup.checks.findings import Finding, NotSeen, check, worst
 
-MUCH = 0.1  # how far the ranks' weights of a target are apart
+MUCH = 0.1  # relative difference between the ranks' weights of a target
 
 
 def divergences(traces):
@@ -37,8 +37,8 @@ def divergences(traces):
 def first_difference(traces, steps):
     """Return (part, line, text) of the first difference, or None.
 
-    steps: those of one optimizer. If the weights after a step are the same, step()
-    itself averages, as ZeRO does, and gradients may differ before it.
+    steps: the steps of one optimizer. If the weights after a step are the same,
+    step() itself averages, as ZeRO does, and gradients may differ before it.
     """
     first = steps[0]
     text = differing([step.weights for step in first], first[0].names)
@@ -67,7 +67,7 @@ def first_difference(traces, steps):
 def are_averaged_later(traces, steps):
     """Return whether weights that differed become equal again, as in LocalSGD.
 
-    Collectives make them so. To load one checkpoint on all ranks is no average.
+    Only collectives count, since loading a checkpoint on all ranks is no average.
     """
     differed = None
     for of_all in steps:
@@ -82,7 +82,7 @@ def are_averaged_later(traces, steps):
 
 
 def first_of(traces, part):
-    """Return the finding of this part; NotSeen if there is one of another part."""
+    """Return the finding of this part; raise NotSeen if another part has one."""
     found = [*divergences(traces)]
     findings = [finding for name, finding in found if name == part]
     if found and not findings:

@@ -31,7 +31,7 @@ __all__ = ["finish", "install", "prints", "rebind", "reset", "steps", "wrap"]
 
 
 def reset():
-    """Start with an empty trace: in a new process, and when it was forked."""
+    """Start with an empty trace, in a new process and in a forked one."""
     trace.reset()
     late.LATE.clear()
     for module in MODULES:
@@ -46,7 +46,7 @@ def install():
 
     def show(message, category, file, line, *others):
         frame = next(user_frames(sys._getframe(1)), None)
-        if file.startswith(HERE) and frame:  # it is about a hook's caller
+        if file.startswith(HERE) and frame:  # the warning is about a hook's caller
             file, line = frame.f_code.co_filename, frame.f_lineno
         original(message, category, file, line, *others)
 
@@ -56,8 +56,8 @@ def install():
 def finish(done):
     """Return the trace, ready to be sent: with numbers in place of tensors.
 
-    done: whether the script came to its end. Else a GPU may wait for ever, so its
-    tensors are left out.
+    done: whether the script came to its end. If not, a GPU may wait for ever, so
+    its tensors are left out.
     """
     trace.finished = done
     first = trace.first("first step")

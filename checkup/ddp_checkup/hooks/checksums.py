@@ -9,13 +9,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-BLOCK = 1 << 16  # elements that have places of their own
-FEW = 4  # elements that say nothing: they are alike by chance
-PART = 4096  # elements of a sample by which it is known
+BLOCK = 1 << 16  # elements whose places all differ
+FEW = 4  # tensors with fewer elements may be equal by chance
+PART = 4096  # elements of a sample that its checksum covers
 
 
 def is_dtensor(value):
-    """Return whether this is a DTensor, whose module is imported by few scripts."""
+    """Return whether this is a DTensor, whose module few scripts import."""
     return hasattr(value, "device_mesh")
 
 
@@ -56,7 +56,7 @@ def checksum(tensor):
 
 
 def checksums(tensors, device="cpu"):
-    """Return the checksums (N,) of these tensors; 0 where there is nothing."""
+    """Return the checksums (N,) of these tensors; 0 for values without bits."""
     found = [
         checksum(t) if has_bits(t) else torch.zeros((), dtype=torch.int64)
         for t in tensors
@@ -70,7 +70,7 @@ def checksums(tensors, device="cpu"):
 def contents(values):
     """Return [(shape, checksum)] of the tensors in a batch or in arguments.
 
-    A tensor whose elements are all equal says nothing, so its checksum is 0.
+    A tensor whose elements are all equal proves nothing, so its checksum is 0.
     """
     found = []
     for t in tree_leaves(values):

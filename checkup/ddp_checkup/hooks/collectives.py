@@ -1,8 +1,8 @@
-"""Collectives, and what waits for other ranks.
+"""Collectives, and other calls that wait for ranks.
 
     collective   what (name, shape, dtype, operation), group (its ranks; None: all),
                  large (elements of its tensors that are as large as a parameter)
-    unwaited     at the end: an asynchronous one whose wait() was never called
+    unwaited     at the end: an asynchronous collective that nobody waited for
     one rank's   a number is read here that was reduced to another rank (`rank`)
 
 The first rank to reach a collective records it in the store. The others compare
@@ -27,8 +27,8 @@ from ddp_checkup.trace import is_library, trace, user_line
 
 KINDS = "gather|reduce(?!_op)|to_all|broadcast|scatter|barrier"
 COLLECTIVE = re.compile(f"(all_|monitored_)?({KINDS})")
-MAX_COMPARED = 100_000  # each takes some bytes of the store
-MAX_WORKS = 20  # that nobody has waited for: each keeps its tensors
+MAX_COMPARED = 100_000  # collectives: all of them take bytes of the store
+MAX_WORKS = 20  # asynchronous collectives to keep, with their tensors
 
 
 def reset():
@@ -41,7 +41,7 @@ def reset():
 
 
 def members(group):
-    """Return the ranks of a group, None for all."""
+    """Return the ranks of a group, or None for all ranks."""
     ranks = tuple(dist.get_process_group_ranks(group))
     return ranks if len(ranks) < trace.world_size else None
 
@@ -69,7 +69,7 @@ def is_operation(value):
 
 
 def describe(name, values):
-    """Return what all ranks must have in common in a collective."""
+    """Return a text about a collective that must be equal on all ranks."""
     words = [name]
     if "object" not in name:  # objects may have different sizes
         first = name == "all_to_all_single"  # rows differ by rank
@@ -86,13 +86,13 @@ def describe(name, values):
 def before_collective(name, values):
     groups = [v for v in values if isinstance(v, dist.ProcessGroup)]
     if dist.GroupMember.NON_GROUP_MEMBER in [v for v in values if type(v) is int]:
-        return  # it returns at once
+        return  # the call returns at once outside its group
     tensors = [t for t in tree_leaves(values) if has_bits(t)]
     by_script = not (trace.calling or steps.depth)  # not by DDP or an optimizer
     if by_script and name not in ("all_gather_object", "gather_object"):
         steps.synced |= {steps.place_of(t) for t in tensors}
     if name == "all_reduce" and trace.passes and by_hand():
-        # Without DDP, gradients before their sum tell whether ranks had one batch.
+        # Without DDP, gradients that are equal before their sum show equal batches.
         loops.note_inputs(values[:1])
     if re.search("gather|reduce|to_all", name) and by_script:
         note_reduction(name, values, tensors)
@@ -111,7 +111,7 @@ def by_hand():
 
 
 def note_reduction(name, values, tensors):
-    """Note that what the script reads from now on is of all ranks."""
+    """Note that numbers which the script reads from now on come from all ranks."""
     global reduced
     reduced_storages.update(t.untyped_storage().data_ptr() for t in tensors)
     to_one = name == "reduce" or name.startswith("gather")
@@ -130,7 +130,7 @@ def note_reduction(name, values, tensors):
 
 
 def where_reduced():
-    """Return where numbers of this batch were reduced: "on all ranks", or ""."""
+    """Return where this batch's numbers were reduced, as "on all ranks", or ""."""
     batch, where = reduced
     return where if batch == trace.batches else ""
 
@@ -139,7 +139,7 @@ def after_collective(name):
     def after(work, values):
         if name == "all_reduce":
             note_sum(work, values)
-        # A library has other ways to wait.
+        # A library may wait in other ways.
         of_script = isinstance(work, dist.Work) and not is_library(file_of_caller())
         if of_script and len(works) < MAX_WORKS:
             works[id(work)] = user_line(), name, work
@@ -162,7 +162,7 @@ def after_wait(result, values):
 
 
 def before_redistribute(name, values):
-    """Compare full_tensor() and others that gather the parts of a DTensor."""
+    """Compare full_tensor() and other calls that gather the parts of a DTensor."""
     tensor, mesh = values[0], values[0].device_mesh
     if not all(placement.is_replicate() for placement in tensor.placements):
         ranks = tuple(mesh.mesh.flatten().tolist())

@@ -24,16 +24,16 @@ from ddp_checkup.trace import trace, user_line
 
 MEANS = re.compile("(Mse|Nll|SmoothL1|L1|Huber|BinaryCrossEntropy|Mean)\\w*Backward")
 TAKES_MEAN = 1  # PyTorch's number for reduction="mean"
-MAX_NODES = 8  # of autograd, between a loss and what makes its parts
+MAX_NODES = 8  # nodes of autograd to follow back from a loss
 
 
 def reset():
     global seen, current, forward_step, backward_line, fsdp_root, joins, compiles
     seen = []  # DDP models
-    current = None  # the one of the last forward with gradients
-    forward_step = None  # the steps before it
-    backward_line = None  # of the last backward pass
-    fsdp_root = None  # the FSDP model whose parts are called within it
+    current = None  # the DDP model of the last forward with gradients
+    forward_step = None  # optimizer steps before that forward
+    backward_line = None  # line of the last backward pass
+    fsdp_root = None  # the outermost FSDP model, which calls its parts
     joins = False  # whether ranks may make different numbers of steps
     compiles = False  # whether torch.compile was called
 
@@ -107,11 +107,11 @@ def before_backward(name, values):
 
 
 def weight_of(node):
-    """Return the weight of one target in a loss, or None if it has no count.
+    """Return the weight of one target in a loss, or None if no count divides it.
 
-    A loss is multiplied and divided by numbers, such as a count of targets, and a
-    mean of cross_entropy() by the count of those that are not ignored. Of a sum of
-    losses, this is about the first one.
+    A script may multiply and divide a loss by numbers, such as a count of targets.
+    cross_entropy() divides a mean by the count of targets that are not ignored. In a
+    sum of losses, only the first loss is followed.
     """
     weight, counts = 1.0, False
     for _ in range(MAX_NODES):
@@ -133,7 +133,7 @@ def weight_of(node):
 
 
 def unused_parameters(error):
-    """Return the parameters that DDP's error names, which had no gradient."""
+    """Return the names of the parameters without a gradient, from DDP's error."""
     indices = re.findall("did not receive grad for rank \\d+: ([\\d ]+)", error)
     if not (current and indices):
         return []
@@ -146,7 +146,7 @@ def before_fsdp_forward(module, inputs):
     global fsdp_root
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    if fsdp_root in (None, module):  # its parts come later
+    if fsdp_root in (None, module):  # its parts are called later
         fsdp_root = module
         loops.note_inputs(inputs)
 
@@ -176,7 +176,7 @@ def after_join(result, values):
 
 
 def before_compile(name, values):
-    """Keep DDP's forward and the hooks out of graphs; the model stays in one."""
+    """Keep DDP's forward and the hooks out of graphs, but leave the model in."""
     global compiles
     if not compiles:
         compiles = True

@@ -2,12 +2,13 @@
 
     path         absolute path
     action       "write", "append", "rename" (to this path), "read", "remove",
-                 "remove tree", "make" (a folder) or "events" (TensorBoard's, in it)
+                 "remove tree", "make" (a folder) or "events" (TensorBoard writes
+                 them into the folder)
     collectives  collectives of all ranks before it
-    file, empty  at the end: its number on the disk (None: it is gone), and whether
-                 it has no content
+    file, empty  added at the end: the number of the file on the disk (None: it is
+                 gone), and whether it is empty
 
-Of what is read, only files that are newer than the start of this rank count.
+Reads count only if the file is newer than the start of this rank.
 """
 
 import os
@@ -29,7 +30,7 @@ CACHES += [os.environ[name] for name in MOVED.split() if os.environ.get(name)]
 EVENTS = re.compile("events.out.tfevents")  # TensorBoard names them by process
 DATABASE = re.compile("mode=ro|mode=memory|:memory:")
 MAX_FILES = 3000
-# Functions in C++ or Rust that write: their first path is the file.
+# Functions that write in C++ or Rust; their first path is the file.
 WRITERS = (
     ("safetensors.torch", "save_file"),
     ("safetensors.torch", "save_model"),
@@ -56,7 +57,7 @@ def audit(event, arguments):
         note(arguments[0], "remove")
     elif event == "shutil.rmtree":
         note(arguments[0], "remove tree")
-    elif event == "os.rename":  # whole at once, and so no one reads a half
+    elif event == "os.rename":  # the file appears whole, so nobody reads half of it
         note(arguments[1], "rename")
     elif event == "sqlite3.connect" and not DATABASE.search(str(arguments[0])):
         note(arguments[0], "append")
@@ -82,7 +83,7 @@ def note(path, action):
         return
     noted.add((path, action, count))
     line = user_line()
-    if line or action == "events":  # which TensorBoard writes in a thread
+    if line or action == "events":  # TensorBoard writes in a thread
         trace.add("file", line=line, path=path, action=action, collectives=count)
     if trace.rank != 0 and trace.loop and action in ("write", "append"):
         # Rank 0 may merge the others' results from their files.
@@ -95,7 +96,7 @@ def before_save(name, values):
 
 
 def finish():
-    """Note what became of the files: one that is gone, or empty, is no result."""
+    """Note which files are gone or empty, as those are no results."""
     for event in trace.of("file"):
         is_file = os.path.isfile(event.path)
         # A folder is opened for a file without a name.

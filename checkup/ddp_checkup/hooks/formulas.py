@@ -7,9 +7,9 @@ Formula = namedtuple("Formula", "name stride offset divisor")
 
 
 def compute(formula, values, sizes):
-    """Return the number, or None if there are too few values.
+    """Return the number that the formula gives, or None if there are too few values.
 
-    sizes: of the loop's batches, which may weight their values.
+    sizes: the sizes of the loop's batches, which may weight their values.
     """
     part = values[formula.offset :: formula.stride]
     weights = sizes[: len(part)]
@@ -25,9 +25,9 @@ def compute(formula, values, sizes):
 
 
 def formulas(values, loop, reduced):
-    """Return the formulas for what was read in a loop over a loader, or in none.
+    """Return the formulas for numbers that were read in a loop, or outside of loops.
 
-    reduced: whether it was reduced before, perhaps with others in one tensor.
+    reduced: whether they were reduced before, perhaps together in one tensor.
     """
     found = [Formula("ratio", 1, -i, 1) for i in range(2, 9 if reduced else 3)]
     if loop is None:
@@ -35,7 +35,7 @@ def formulas(values, loop, reduced):
     subsets = loop.source[2]
     own = len(subsets[0]) if subsets else loop.base_length
     counts = {sum(loop.sizes), own, loop.base_length, loop.batches, 1}
-    # A line may read several numbers of each batch.
+    # A line may read several numbers per batch.
     per_batch = len(values) / max(1, loop.batches)
     strides = {1, int(per_batch)} if per_batch in (2, 3, 4) else {1}
     for stride in sorted(strides):

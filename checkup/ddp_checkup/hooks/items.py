@@ -1,6 +1,6 @@
-"""What the indices that a loader dealt out mean: more fields of `loop` events.
+"""The meaning of the indices that a loader dealt out: fields of `loop` events.
 
-They are added when the script has ended, to the first loops over every loader:
+When the script has ended, these are added to the first loops over every loader:
 
     has_items    whether the loop has the fields below
     order        indices as dealt
@@ -8,15 +8,15 @@ They are added when the script has ended, to the first loops over every loader:
     sets         sets of items to choose from, one for every level of Subsets
     whole        whether the loop came to its end
     batch_size   size of the batches
-    drops        whether a sampler drops what does not fill a batch
+    drops        whether a sampler drops samples that do not fill a batch
     replaces     whether it draws with replacement
     chooses      whether the script wrote the sampler
     shards       whether it is a DistributedSampler
     trains       whether an optimizer made steps within the loop
-    also_trains  whether it did so in another loop over this loader
+    also_trains  whether an optimizer made steps in another loop over this loader
     sample       contents of some items, None if they vary from call to call
-    collated     the same, made a batch by the loader's collate_fn
-    lists        checksums of the data set's lists with an entry for each item
+    collated     contents of batches that the loader's collate_fn makes of them
+    lists        checksums of the data set's lists with one entry per item
     workers      states of the workers' random number generators
     random       generators that change the items
 """
@@ -60,7 +60,7 @@ def digest(item):
 
 
 def seed_all(changed):
-    """Seed all generators with 0, and those that are named with another number."""
+    """Seed the generators in `changed` with 1, and the others with 0."""
     seeds = [int(name in changed) for name in GENERATORS]
     torch.manual_seed(seeds[0])
     random.seed(seeds[1])
@@ -71,7 +71,7 @@ def seed_all(changed):
 def fingerprint(loop, changed=(), collated=False):
     """Return the contents of some items; None if they vary from call to call.
 
-    changed: generators that get another seed. collated: make a batch of each item.
+    changed: generators that get another seed. collated: whether to collate items.
     """
     loader, _, _, data = loop.source
     found = []
@@ -83,21 +83,21 @@ def fingerprint(loop, changed=(), collated=False):
                 item = [item] if loader.batch_sampler is not None else item
                 item = loader.collate_fn(item)
             found.append(digest(item))
-    except Exception:  # it may be closed, or hold what has no contents
+    except Exception:  # the data set may be closed, or its items unreadable
         return None
     half = len(found) // 2
     return found[:half] if found[:half] == found[half:] else None
 
 
 def list_checksums(data, length):
-    """Return checksums of the data set's lists with an entry for each item, by name.
+    """Return checksums of the data set's lists with one entry per item, by name.
 
     Paths and labels tell data sets apart whose items are transformed at random.
     """
     found = {}
     for name, value in getattr(data, "__dict__", {}).items():
         if isinstance(value, list | tuple) and len(value) == length <= MAX_ITEMS:
-            with suppress(Exception):  # what has no contents
+            with suppress(Exception):  # an entry may be unreadable
                 found[name] = zlib.crc32(repr(digest(value)).encode())
     return found
 
@@ -117,7 +117,7 @@ def indices_of(batch):
 
 
 def add_items(loop, done, workers):
-    """Add what the module's docstring lists; False if there are no indices.
+    """Add the fields listed above; return False if there are no indices.
 
     done: whether the script has ended, so that its data set may be read.
     """
@@ -126,7 +126,7 @@ def add_items(loop, done, workers):
         dealt = [indices_of(batch) for batch in loop.dealt]
     except (TypeError, ValueError, RuntimeError):
         return False
-    dealt = dealt[: int(min(loop.length, len(dealt)))]  # some go on for ever
+    dealt = dealt[: int(min(loop.length, len(dealt)))]  # some loaders never end
     loop.order = loop.items = [i for batch in dealt for i in batch]
     is_subset = isinstance(sampler, SubsetRandomSampler)
     loop.sets = [{*map(int, sampler.indices)}] if is_subset else []
@@ -157,7 +157,7 @@ def add_items(loop, done, workers):
 
 
 def finish(done):
-    """Finish the loop events of this rank; the first few of each loop get items."""
+    """Complete this rank's loop events; the first few of every loop get items."""
     loops, seen = trace.of("loop"), Counter()
     for loop in loops:
         loop.trains = loop.steps > 0 or loop.last > loop.first

@@ -1,7 +1,7 @@
 """Functions of modules that a script may import later, or never.
 
-They are wrapped when the script makes its process group or an optimizer, and when it
-begins a loop over a DataLoader.
+These functions are wrapped when the script makes its process group or an optimizer,
+and when it begins a loop over a DataLoader.
 """
 
 import torch.distributed as dist
@@ -19,7 +19,7 @@ def wrap_when_imported(module, function, **hooks):
 
 
 def wrap_imported():
-    """Wrap what has been imported by now, also where the script keeps its name."""
+    """Wrap functions that are imported by now, also under the script's names."""
     wrapped = [
         wrap_if_imported(module, name, **hooks) for module, name, hooks in LATE
     ]

@@ -1,17 +1,18 @@
-"""Loops over DataLoaders: one `loop` event each.
+"""Loops over DataLoaders: one `loop` event per loop.
 
-    key, number    which loop over which data this is, alike on all ranks; number: of
-                   those with this key
+    key, number    which loop over which data this is, alike on all ranks; number:
+                   its place among the loops with this key
     place, turn    the same, for data of any length
     loader         number of the sampler with a set_epoch(), else of the loader
     first, last    optimizer steps before the loop, and before its last batch
     steps          optimizer steps within it
-    batches        batches so far; sizes: theirs; length: of the loader
+    batches        batches so far; sizes: their sizes; length: the loader's length
     exhausted      whether it came to its end
     no_grad        whether gradients were switched off
     base_length    length of the data set below all Subsets; 0: a stream
     samples        checksums of the samples, by number of the tensor
-    reduced        whether anything was reduced since it began; gathered: gathered
+    reduced        whether anything was reduced since it began; gathered: whether
+                   anything was gathered
     printed        line that printed something after it
 
 items.py adds what the indices mean.
@@ -34,16 +35,16 @@ from ddp_checkup.hooks.checksums import contents, random_states, sample_checksum
 from ddp_checkup.hooks.wrapping import number_in, wrap
 from ddp_checkup.trace import trace, user_frames, user_line, user_stack
 
-MAX_STEPS = 50  # in which the contents of batches are compared
+MAX_STEPS = 50  # steps in which the contents of batches are compared
 MAX_INPUTS = 8  # tensors of a step that are compared
 
 
 def reset():
     global worker_notes, seen, turns, steps_by_line, loading
-    worker_notes = None  # a pipe in which forked workers write
-    seen = []  # samplers and loaders, which are kept so that no other has their id
+    worker_notes = None  # a pipe into which forked workers write
+    seen = []  # samplers and loaders, which are kept so that no other gets their id
     turns = Counter()  # loops, by place and by key
-    steps_by_line = Counter()  # without a loop
+    steps_by_line = Counter()  # steps outside of loops
     loading = False  # whether a loader makes a batch in this process
 
 
@@ -52,7 +53,7 @@ def after_init(result, values):
 
 
 def pending_of(iterator):
-    """Return what an iterator has dealt out before its loop event is made."""
+    """Return the list of indices by batch, which the loop event will share."""
     return vars(iterator).setdefault("checkup", [])
 
 
@@ -74,7 +75,7 @@ def before_iter(name, values):
 
 
 def after_fetcher(result, values):
-    """Tell, in a worker, which random numbers it begins with, after its init_fn."""
+    """Send a worker's random states, as they are after its worker_init_fn."""
     worker = get_worker_info()
     if worker and worker_notes:
         note = len(trace.of("loop")), worker.id, random_states()
@@ -146,7 +147,7 @@ def after_iter(iterator, values):
         gathered=False,
         printed=None,
     )
-    # These do not leave this process.
+    # The fields below do not leave this process.
     loop.source = loader, sampler, subsets, data
     loop.iterator, loop.latest = weakref.ref(iterator), None
     vars(iterator)["checkup_loop"] = loop
@@ -187,7 +188,7 @@ def note_batch(loop, batch):
 
 
 def note_inputs(values):
-    """Note the contents of what goes into models before this step."""
+    """Note the contents of the models' inputs before this step."""
     if trace.step < MAX_STEPS and len(trace.inputs) < MAX_INPUTS:
         trace.inputs += contents(values)
 
@@ -204,9 +205,10 @@ def leave_evaluation():
 
 
 def next_label(line):
-    """Return the place of the next step: ranks' steps are compared if it is equal.
+    """Return the label of the next step; ranks' steps with one label are compared.
 
-    It is (place and turn of the loop, steps in it), without a loop (line, 0, steps).
+    The label is (place of the loop, its turn, steps in it), or (line, 0, steps at
+    the line) outside of loops.
     """
     loop = trace.loop
     if loop:

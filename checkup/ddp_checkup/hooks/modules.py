@@ -1,8 +1,9 @@
 """Tensors that no optimizer updates: buffers, and copies of a model such as an EMA.
 
 tensors      name (class, first line and number of a module), when ("first": at the
-             first step, "end", or "": after an evaluation), evaluated (whether it
-             was since the last step), trains (its mode), names, values (checksums)
+             first step, "end", or "": after an evaluation), evaluated (whether the
+             module was evaluated since the last step), trains (its mode), names,
+             values (checksums)
 saved        the state of a module is saved: name
 called       a module is called without gradients: name
 loaded       missing (names that differ from the checkpoint's by `module.` alone)
@@ -21,7 +22,7 @@ from ddp_checkup.trace import trace, user_line
 
 
 class Module:
-    """What is known of a module: its name, and steps at its last call and eval()."""
+    """A module with its name, and the steps at its last call and its last eval()."""
 
     def __init__(self, module, name):
         self.module, self.name = module, name
@@ -33,7 +34,7 @@ def reset():
     seen = {}  # Modules by id
     optimized = set()  # ids of parameters of optimizers
     evaluated = 0  # steps at the last eval() of any module
-    noted = set()  # what was noted once, such as the names of saved modules
+    noted = set()  # (kind, name) of events that are noted once
 
 
 def module_of(values):
@@ -46,7 +47,7 @@ def module_of(values):
 
 
 def before_switch(name, values):
-    """Note what a module holds after it was evaluated: at train() after eval()."""
+    """Note a module's tensors after its evaluation, at train() after eval()."""
     global evaluated
     entry, evaluates = module_of(values), False in values[1:]
     turns_on = not evaluates and not entry.module.training
@@ -67,9 +68,9 @@ def before_save(name, values):
 
 
 def after_load(result, values):
-    """Note a checkpoint that fits but for `module.`: strict=False does not say it.
+    """Note a checkpoint that fits but for `module.`; strict=False raises no error.
 
-    load_state_dict() returns the names that it misses, and those it does not know.
+    load_state_dict() returns the missing names and the unexpected ones.
     """
     missing, unexpected = map(set, result or [(), ()])
     renamed = {f"module.{name}" for name in missing} & unexpected
@@ -80,7 +81,7 @@ def after_load(result, values):
 def note_tensors(entry, when=""):
     module = entry.module
     loops = [e for e in trace.of("loop") if e.batches and not e.steps]
-    # A trainer may train on without a call of train().
+    # A trainer may go on with training without calling train().
     looped = any(e.first == e.last == entry.evaluated for e in loops)
     was_evaluated = trace.step == entry.evaluated and looped
     was_evaluated |= trace.step == entry.called == entry.evaluated
@@ -112,8 +113,8 @@ def note_first(parameters):
 def before_enter(name, values):
     """Note which modules a block without gradients calls, such as an EMA.
 
-    A hook of all modules takes time at each call of each layer, and would be a part
-    of compiled graphs, so it is there within such blocks alone.
+    A hook on all modules takes time at every call of every layer, and would become
+    a part of compiled graphs, so it is set only within such blocks.
     """
     if trace.step and not steps.depth and not ddp.compiles:
         vars(values[0])["checkup"] = register_module_forward_pre_hook(note_call)
@@ -138,7 +139,7 @@ def finish():
 
 
 def unless_within(before):
-    """Leave out what a module calls for its parts, one after another."""
+    """Return a hook that skips the calls that a module makes for its parts."""
     return lambda name, values: trace.switching or before(name, values)
 
 

@@ -7,8 +7,8 @@ print        an output after a loop: sources (what was read since the last outpu
 
     text         the number as printed; factor: 100 for a percentage
     source       the numbers numbers[start:stop] of this source explain it
-    formula      how (formulas.py); sizes: of the loop's batches
-    names, words what later outputs replace it by, and the words before it
+    formula      how they explain it (formulas.py); sizes: of the loop's batches
+    names, words names by which later outputs replace it, and the words before it
     reduced      where the numbers were reduced, or ""
     gathers      whether anything was reduced since the loop began
     evaluates    whether the loop made no optimizer step; None: no loop
@@ -28,16 +28,17 @@ from ddp_checkup.hooks.wrapping import file_of_caller, wrap
 from ddp_checkup.trace import Event, is_library, trace, user_line
 
 READS = "item", "tolist", "__float__", "__int__", "__format__"
-MAX_NUMBERS = 20_000  # of each line that reads them
+MAX_NUMBERS = 20_000  # per line that reads them
 MAX_OUTPUTS = 1000
-# A line says whose numbers it has; a progress bar is not the loop's result.
+# Lines about rank 0 alone are skipped, and progress bars, which show no result.
 SKIPPED = re.compile(r"(rank|gpu|process|worker)\W*0(?![\d.])|\d%\|", re.IGNORECASE)
 # Dates and times of day, with parts of seconds: 2026-11-26 12:00:00,022
 TIME = re.compile(
     r"\b\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b|\b\d+:\d\d(:\d\d)?([.,]\d+)?\b"
 )
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.\d+|\d{3,}(?![\d.%]))(?![\w.])")
-PRINTERS = re.compile("print|log|write|info", re.IGNORECASE)  # for their callers
+# Functions with such names print for their callers.
+PRINTERS = re.compile("print|log|write|info", re.IGNORECASE)
 
 
 def reset():
@@ -45,7 +46,7 @@ def reset():
     read = defaultdict(list)  # by source: all numbers
     fresh = {}  # by source: (start, reduced, loop), since the last output
     lines, partial = [], ""  # what this rank has printed
-    totals = set()  # whole numbers in it
+    totals = set()  # whole numbers in those lines
 
 
 def is_evaluating():
@@ -60,7 +61,7 @@ def after_read(result, values):
     place, reduced = place_of(tensor), collectives.where_reduced()
     trained = next((e for e in reversed(trace.of("loop")) if e.steps), None)
     if tensor.requires_grad and trained and trained is not loop:
-        loop = trained  # a loss, which is read after another loop
+        loop = trained  # this loss is read after another loop
         reduced = reduced if place in collectives.reduced_storages else ""
     if place in collectives.to_other_rank:
         _, rank, line = collectives.to_other_rank.pop(place)
@@ -75,7 +76,7 @@ def after_read(result, values):
     source = (user_line(), *((loop.key, loop.number) if loop else ("", 0)))
     if len(read[source]) < MAX_NUMBERS:
         for old in [s for s in fresh if s[:2] == source[:2] and s != source]:
-            del fresh[old]  # of an earlier epoch
+            del fresh[old]  # it was read in an earlier epoch
         start = fresh.get(source, [len(read[source])])[0]
         fresh[source] = start, reduced, loop
         read[source] += numbers
@@ -86,7 +87,7 @@ def place_of(tensor):
 
 
 class Tee:
-    """sys.stdout or sys.stderr, whose lines are looked at."""
+    """A stream that replaces sys.stdout or sys.stderr, and notes their lines."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -136,7 +137,7 @@ def note_numbers(numbers):
     """
     loop = trace.loop
     totals.update(int(text) for _, text in numbers if text.isdigit())
-    # Shorter ones are often the same by chance.
+    # Shorter numbers are often equal by chance.
     numbers = [n for n in numbers if len(n[1].strip("-0.").replace(".", "")) >= 3]
     if not numbers or (loop and loops.is_running(loop)):
         return  # in the middle of an epoch a rank may print its own loss

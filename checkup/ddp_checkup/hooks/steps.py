@@ -2,28 +2,28 @@
 
 A `step` event is made before each step of an optimizer:
 
-    label        place of the step: ranks' steps are compared if it is equal
+    label        place of the step; ranks' steps with one label are compared
     optimizer    number of the optimizer
     names        names and shapes of its parameters
     start        whether this is its first step
-    gradients    checksums, as all that follows for all parameters
-    weights      checksums, before the step
+    gradients    checksums, one per parameter
+    weights      checksums before the step, one per parameter
     sharded      whether a parameter is a DTensor; then there are no checksums
-    synced       whether DDP or a collective has ever had one of the parameters
-    inputs       contents of what went into models since the last step, or of
-             gradients that the script is about to average
+    synced       whether DDP or a collective has ever handled one of the parameters
+    inputs       contents of the models' inputs since the last step, or of
+                 gradients that the script is about to average
     loaded       contents of the DataLoader's last batch
     losses       losses since the last step
     loss_weight  weight of one target in them, or None
     passes       backward passes since the last step
-    sums         pairs (sum of gradients that the script added up, the same now)
+    sums         pairs (sum of gradients that the script added up, this sum now)
     norm         (line, norm) of clipped gradients, or None
     random       states of the random number generators, at the first steps
     loops        loops over DataLoaders that have begun so far
 
-`first step` has the type of the device and PyTorch's seed, `dtensor` the contents
-and the place of a parameter's shard, and `weights` at the end the last weights of an
-optimizer.
+`first step` holds the type of the device and PyTorch's seed. `dtensor` holds the
+contents and the place of a parameter's shard. `weights`, which is made at the end,
+holds the last weights of an optimizer.
 """
 
 import torch
@@ -44,17 +44,17 @@ MAX_RANDOM = 6  # steps whose generators are compared
 
 
 class StopAfterSteps(BaseException):
-    """The script has made as many steps as --steps allows."""
+    """Raised when the script has made the steps that --steps allows."""
 
 
 def reset():
     global depth, seen, names, lists, synced, summed, sums, norm, latest
-    depth = 0  # of optimizers within optimizers, whose step() runs
+    depth = 0  # optimizers whose step() runs, one within another
     seen = []  # optimizers
-    names, lists = {}, {}  # of parameters, by id; lists of them, by optimizer
-    synced = set()  # ids and places of what DDP or a collective has had
+    names, lists = {}, {}  # names by parameter id; their lists by optimizer
+    synced = set()  # ids and places of tensors that DDP or a collective handled
     # Since the last step: absolute sums of gradients that the script added up over
-    # the ranks, and pairs (that sum, what it is before clipping or the step)
+    # the ranks, and pairs (that sum, the sum before clipping or the step)
     summed, sums = [], []
     norm = None  # (line, norm) of clipped gradients since the last step
     latest = []  # the parameters of the last step
@@ -97,7 +97,7 @@ def is_synced(parameter):
 def before_step(optimizer, args, kwargs):
     global depth, norm, sums, latest
     depth += 1
-    if depth > 1:  # within another
+    if depth > 1:  # within the step() of another optimizer
         return
     parameters = parameters_of(optimizer)
     sharded = any(map(is_dtensor, parameters))
@@ -174,9 +174,9 @@ def after_step(optimizer, args, kwargs):
 
 
 def note_division(parameters):
-    """Note whether gradients are still what they were when they had been summed.
+    """Note the sum that gradients had when the script added them up, and have now.
 
-    Before they are clipped, if they are.
+    If the script clips them, the sum now is the one before clipping.
     """
     if summed and parameters:
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -186,7 +186,7 @@ def note_division(parameters):
 
 
 def note_norm(value):
-    """Note the norm by which a rank clips its gradients; that of a shard is none."""
+    """Note the norm by which a rank clips its gradients, unless it is of a shard."""
     global norm
     if is_dtensor(value):
         if not all(placement.is_replicate() for placement in value.placements):
@@ -200,7 +200,7 @@ def before_clip(name, values):
 
 
 def finish(can_read):
-    """Note the last weights; can_read: whether no device waits for ever."""
+    """Note the last weights; can_read: False if a device may wait for ever."""
     for number, optimizer in enumerate(seen):
         parameters = parameters_of(optimizer)
         if can_read and parameters and not any(map(is_dtensor, parameters)):

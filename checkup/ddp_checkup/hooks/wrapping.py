@@ -1,4 +1,4 @@
-"""How functions that a script calls are wrapped, without changing what they do."""
+"""Wraps functions that a script calls, without changing what they do."""
 
 import functools
 import sys
@@ -9,12 +9,13 @@ import torch
 from ddp_checkup.trace import HERE, is_library, trace
 
 WRAPPERS = {}  # by the id of the function that they wrap
-# What lies between a hook and its caller; the second one if torch.compile is used.
+# Frames of these files lie between a hook and its caller, those of the second file
+# only under torch.compile.
 HOOK_FILES = HERE, "/torch/_dynamo/eval_frame.py"
 
 
 def call(hook, *args):
-    """Call a hook; keep_out_of_graphs() replaces this."""
+    """Call a hook; keep_out_of_graphs() replaces this function."""
     return hook(*args)
 
 
@@ -25,10 +26,11 @@ def keep_out_of_graphs():
 
 
 def wrap(owner, name, before=None, after=None, during=""):
-    """Call before(name, values), the function, and after(result, values).
+    """Wrap a function between before(name, values) and after(result, values).
 
-    values: its positional arguments, then those by name. during: the field of the
-    trace that holds the name meanwhile: "waiting", "calling" or "switching".
+    values: the function's positional arguments, then those by name. during: the
+    field of the trace that holds the name meanwhile: "waiting", "calling" or
+    "switching".
     """
     original = getattr(owner, name)
 
@@ -53,7 +55,7 @@ def wrap(owner, name, before=None, after=None, during=""):
             call(after, result, values)
         return result
 
-    # torch.jit.script compiles what this returns: the wrapper has other globals.
+    # torch.jit.script has to compile the original: the wrapper has other globals.
     wrapper.__prepare_scriptable__ = lambda: original
     WRAPPERS[id(original)] = wrapper
     setattr(owner, name, wrapper)
@@ -74,7 +76,7 @@ def wrap_if_imported(module, name, **hooks):
 
 
 def rebind():
-    """Replace what the user's modules imported before it was wrapped."""
+    """Replace unwrapped functions that the user's modules have imported."""
     for module in [*sys.modules.values()]:
         if is_library(getattr(module, "__file__", None) or "<"):
             continue
