@@ -92,6 +92,7 @@ def test_the_words_that_differ_are_marked():
     assert re.sub("<.*?>| ", "", marked) == "+rank"
 
 
+@pytest.mark.slow  # builds the site
 def test_every_link_leads_somewhere_without_a_network(site):
     shown = {page: page.read_text() for page in site.rglob("*.html")}
     ids = {page: re.findall(r' id="?([^" >]+)', shown[page]) for page in shown}
@@ -120,6 +121,7 @@ def test_answers_are_below_their_questions_and_not_on_the_sheet(folder):
     assert not answers
 
 
+@pytest.mark.slow  # builds the site
 def test_a_pair_is_listed_and_a_patient_has_its_question(site):
     listed = (site / "docs/PAIRS.html").read_text()
     for (_, right), page in PAGES.items():
