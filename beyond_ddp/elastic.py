@@ -81,7 +81,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), args.lr, fused=True)
     done = elastic_state.load_checkpoint(args, model, optimizer)  # ELASTIC: epochs
     start = time.perf_counter()
-    for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: epochs left
+    for epoch in range(done + 1, args.epochs + 1):  # ELASTIC: the remaining epochs
         sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()

@@ -94,7 +94,7 @@ def main():
         with resuming(args.resume):
             dcp.load({"run": state}, checkpoint_id=args.resume)  # DCP: reshards it
     start = time.perf_counter()
-    for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: epochs left
+    for epoch in range(state.epoch + 1, args.epochs + 1):  # DCP: remaining epochs
         sampler.set_epoch(epoch)  # DDP: a new order in every epoch
         batches = loader if args.verbose else log.progress(loader, "training")
         epoch_start = time.perf_counter()
