@@ -47,8 +47,8 @@ def test_nobody_imports_from_above_and_there_is_no_circle():
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_a_lesson_has_its_files(exercise):
     folder, names = REPOSITORY / exercise, ["README.md", "ANSWERS.md", "ROWS.md"]
-    names += ["dataset.py", "download_data.py", "sample_data.py"]
-    for name in names if exercise in WITH_DATA else names[:4]:
+    names += ["OUTPUT.md", "dataset.py", "download_data.py", "sample_data.py"]
+    for name in names if exercise in WITH_DATA else names[:5]:
         assert (folder / name).is_file(), name
     assert (folder / "common").readlink().as_posix() == "../common"
     for script in folder.rglob("*.py"):

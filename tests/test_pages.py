@@ -92,6 +92,12 @@ def test_the_words_that_differ_are_marked():
     assert re.sub("<.*?>| ", "", marked) == "+rank"
 
 
+@each_pair
+def test_a_pair_shows_what_both_scripts_print(left, right):
+    shown = pages.runs(left, right)
+    assert shown.count("\n```text\n") == 2 and "```text\n```" not in shown
+
+
 @pytest.mark.slow  # builds the site
 def test_every_link_leads_somewhere_without_a_network(site):
     shown = {page: page.read_text() for page in site.rglob("*.html")}

@@ -53,7 +53,7 @@ TYPED_WEEKLY = TOOLS + [
     file
     for file in PAGES
     if file.startswith(EXERCISES)
-    and "ANSWERS" not in file
+    and not file.endswith(("ANSWERS.md", "OUTPUT.md"))
     and file not in TYPED_ON_EACH_PUSH
 ]
 TENSORFLOW = "dp_ddp_intro/tensorflow_scripts"
@@ -231,7 +231,8 @@ class Reader:
 @pytest.mark.parametrize("file", PAGES)
 def test_commands_name_scripts_options_and_files_that_exist(file):
     """They are typed in the folder that the text above them names."""
-    here = file.endswith("ANSWERS.md") or file.startswith("checkup/")
+    in_folder = file.endswith(("ANSWERS.md", "OUTPUT.md"))
+    here = in_folder or file.startswith("checkup/")
     reader = Reader((REPOSITORY / file).parent if here else REPOSITORY)
     texts = FENCE.split(TEXTS[file])[::4]
     for above, (_, commands) in zip(texts, blocks(file), strict=False):

@@ -36,4 +36,5 @@ if repository := os.environ.get("GITHUB_REPOSITORY"):
     link["url"] = f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
     html_theme_options["footer_icons"] = [link]
 html_js_files = [("site.js", {"defer": "defer"})]
+html_search_scorer = str(HERE / "scorer.js")
 html_copy_source = html_show_sphinx = html_show_copyright = False

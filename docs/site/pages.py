@@ -77,8 +77,8 @@ TAGS = {PAGES[left, right]: tag for left, right, tag, *_ in PAIRS}
 
 
 def texts_of(folder):
-    """Return a lesson's texts, README.md first, without ANSWERS.md and ROWS.md."""
-    name = re.compile(rf"{folder}/(?!ANSWERS|ROWS)\w+\.md")
+    """Return a lesson's texts, README.md first, without ANSWERS, OUTPUT and ROWS."""
+    name = re.compile(rf"{folder}/(?!ANSWERS|OUTPUT|ROWS)\w+\.md")
     return sorted(
         filter(name.fullmatch, SOURCES), key=lambda f: ("README" not in f, f)
     )
@@ -144,8 +144,10 @@ def lists(file):
         return ""
     texts = [f"/{text.removesuffix('.md')}" for text in texts_of(folder)[1:]]
     shown = [line for line in pairs if line not in solved]
-    questions = f"Questions to print </{folder}/questions>"
-    return toctree(*texts, *shown, questions, f"Answers </{folder}/ANSWERS>")
+    names = {"OUTPUT": "What the scripts print", "questions": "Questions to print"}
+    names["ANSWERS"] = "Answers"
+    rest = [f"{title} </{folder}/{name}>" for name, title in names.items()]
+    return toctree(*texts, *shown, *rest)
 
 
 def text_page(file, text):
@@ -157,13 +159,15 @@ def text_page(file, text):
         text = re.sub("^<p>.*?</p>$", "", text, flags=re.M | re.S)
     text = text.replace("](sites)", "](/tools/predict/README.md)")
     lesson = file.split("/")[0]
-    text = re.sub(r"\A# (Answers|Line by line)\n", rf"# \1: {lesson}\n", text)
+    titles = "Answers|Line by line|What the scripts print"
+    text = re.sub(rf"\A# ({titles})\n", rf"# \1: {lesson}\n", text)
     return with_diffs(answered(text, file), file) + lists(file)
 
 
 def questions_page(folder):
     """Return a lesson's questions without answers, to print."""
-    out = f"# Questions: {title_of(f'{folder}/README.md')}\n\n"
+    out = "---\nnosearch: true\n---\n"
+    out += f"# Questions: {title_of(f'{folder}/README.md')}\n\n"
     out += '<p class="name">Name <span></span> Date <span></span></p>\n\n'
     for file in texts_of(folder):
         last, title = "", title_of(file)
@@ -223,50 +227,39 @@ def questions(right):
     return ""
 
 
-def commands(left, right):
-    """Return the commands that run a pair, and what the right one prints, if known.
+def output(script):
+    """Return the part of its folder's OUTPUT.md on a script."""
+    folder, _, name = script.partition("/")
+    part = rf"^## {re.escape(name)}\n(.*?)(?=^## |\Z)"
+    return re.search(part, read(f"{folder}/OUTPUT.md"), re.M | re.S)[1]
 
-    They are in the lesson's texts, without variables, or in the docstrings.
-    """
-    lines, last = [], ""
-    for script in (left, right):
-        folder = script.split("/")[0]
-        texts = "\n".join(map(read, [*texts_of(folder), script, left]))
-        name = os.path.relpath(script, folder)
-        run = rf"(?: *sbatch |.*or |.*, )((?:--\S+ )*[\w-]+\.sh)(?: +# {name}:|"
-        run += rf"( {name}(?: --[\w-]+ [\w.]+)*)(?![\w.]| \$| --))"
-        if found := re.search(f"^{run}", texts, re.M):
-            command = f"sbatch {found[1]}{found[2] or ''}"
-        else:
-            command = command.replace(os.path.relpath(left, folder), name)
-        if folder != last:
-            lines += [f"cd {'../' * bool(last)}{folder}", "source common/env.sh"]
-        lines.append(command)
-        last = folder
-    more = r"(?:(?!```).*\n)*"
-    shown = rf"^```text\n({more}?{Path(right).stem} on .*\n{more})"
-    printed = re.search(shown, texts, re.M)
-    return "\n".join(lines), printed[1] if printed else ""
+
+def runs(left, right):
+    """Return the commands that run a pair, and what they print, as Markdown."""
+    folder, other = left.split("/")[0], right.split("/")[0]
+    start = "```bash\ncd {}\nsource common/env.sh\n```\n"
+    again = start.format(f"../{other}") if other != folder else ""
+    return start.format(folder) + output(left) + again + output(right)
 
 
 def pair_page(left, right):
     page, folder = PAGES[left, right], right.split("/")[0]
     pages = [other for other in TITLES if other.startswith(f"{folder}/")]
     n, body, asked = pages.index(page), pair.table(left, right), questions(right)
-    run, printed = commands(left, right)
     return Template((HERE / "pair.md").read_text()).substitute(
         title=f"{short(folder)}: {TITLES[page]}",
         lesson=f"[{title_of(f'{folder}/README.md')}](/{folder}/README.md)",
         left=left,
         right=right,
+        left_page=os.path.splitext(left)[0],
+        right_page=os.path.splitext(right)[0],
         root=os.path.relpath(".", Path(page).parent),
         previous=pages[n - 1],
         next=pages[(n + 1) % len(pages)],
         changes=body.count("<tbody id="),
         lines=body.count("<tr class=row>"),
         tag=TAGS[page],
-        commands=run,
-        printed=printed and f"The right one prints:\n\n```text\n{printed}```",
+        runs=runs(left, right),
         questions=asked,
         body=body,
     )
@@ -314,8 +307,15 @@ def link_names(app, doctree, docname):
             link += node
 
 
+def mend_navigation(app, pagename, templatename, context, doctree):
+    """Remove a role of Furo's checkboxes that needs an attribute they lack."""
+    tree = context["furo_navigation_tree"]
+    context["furo_navigation_tree"] = tree.replace(' role="switch"', "")
+
+
 def setup(app):
     app.connect("env-get-outdated", add_pages)
     app.connect("source-read", write_markdown)
     app.connect("doctree-resolved", link_names)
+    app.connect("html-page-context", mend_navigation, priority=600)  # Furo's has 500
     return {"parallel_read_safe": True, "parallel_write_safe": True}
