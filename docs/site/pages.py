@@ -239,7 +239,9 @@ def runs(left, right):
     folder, other = left.split("/")[0], right.split("/")[0]
     start = "```bash\ncd {}\nsource common/env.sh\n```\n"
     again = start.format(f"../{other}") if other != folder else ""
-    return start.format(folder) + output(left) + again + output(right)
+    both = output(left), again + output(right)
+    columns = "".join(f"<div>\n\n{column}\n\n</div>\n" for column in both)
+    return f'{start.format(folder)}\n<div class="runs">\n{columns}</div>'
 
 
 def pair_page(left, right):
@@ -249,6 +251,7 @@ def pair_page(left, right):
     return Template((HERE / "pair.md").read_text()).substitute(
         title=f"{short(folder)}: {TITLES[page]}",
         lesson=f"[{title_of(f'{folder}/README.md')}](/{folder}/README.md)",
+        folder=folder,
         left=left,
         right=right,
         left_page=os.path.splitext(left)[0],
@@ -256,7 +259,6 @@ def pair_page(left, right):
         root=os.path.relpath(".", Path(page).parent),
         previous=pages[n - 1],
         next=pages[(n + 1) % len(pages)],
-        changes=body.count("<tbody id="),
         lines=body.count("<tr class=row>"),
         tag=TAGS[page],
         runs=runs(left, right),
