@@ -72,16 +72,20 @@ PAGES = {
     (left, right): f"{right.removesuffix('.py')}-after-{Path(left).stem}"
     for left, right, *_ in PAIRS
 }
+PAIR = {page: scripts for scripts, page in PAGES.items()}
 TITLES = {PAGES[left, right]: title for left, right, *_, title in PAIRS}
 TAGS = {PAGES[left, right]: tag for left, right, tag, *_ in PAIRS}
 
 
 def texts_of(folder):
-    """Return a lesson's texts, README.md first, without ANSWERS, OUTPUT and ROWS."""
-    name = re.compile(rf"{folder}/(?!ANSWERS|OUTPUT|ROWS)\w+\.md")
-    return sorted(
-        filter(name.fullmatch, SOURCES), key=lambda f: ("README" not in f, f)
-    )
+    """Return a lesson's texts in the order in which README.md names them.
+
+    ANSWERS.md, OUTPUT.md and ROWS.md are not among them.
+    """
+    name = re.compile(rf"{folder}/(?!ANSWERS|OUTPUT|ROWS)(\w+\.md)")
+    text = "README.md" + read(f"{folder}/README.md")
+    places = {m[0]: text.find(m[1]) for m in map(name.fullmatch, SOURCES) if m}
+    return sorted(places, key=places.get)
 
 
 def toctree(*lines):
@@ -139,7 +143,7 @@ def lists(file):
     ]
     solved = [line for line in pairs if "/solutions/" in line]
     if folder in LESSONS and name == "ANSWERS.md":
-        return toctree(*solved, f"Changed lines, explained </{folder}/ROWS>")
+        return toctree(*solved, f"Line by line </{folder}/ROWS>")
     if folder not in LESSONS or name != "README.md":
         return ""
     texts = [f"/{text.removesuffix('.md')}" for text in texts_of(folder)[1:]]
@@ -151,16 +155,22 @@ def lists(file):
 
 
 def text_page(file, text):
+    folder = file.split("/")[0]
     if not file.endswith(".md"):
         language = "bash" if file.endswith(".sh") else "python"
         code = f"literalinclude}} /{file}\n:language: {language}\n:linenos:\n```\n"
-        return f"---\norphan: true\nnosearch: true\n---\n# {file}\n\n```{{{code}"
+        links = [f"{{doc}}`/{folder}/README`"] * (folder in LESSONS)
+        links += [
+            f"{{doc}}`/{page}`" for page in PAGES.values() if file in PAIR[page]
+        ]
+        where = f"{' · '.join(links)}\n\n```{{{code}"
+        return f"---\norphan: true\nnosearch: true\n---\n# {file}\n\n{where}"
     if file == "README.md":  # the picture is on the index
         text = re.sub("^<p>.*?</p>$", "", text, flags=re.M | re.S)
     text = text.replace("](sites)", "](/tools/predict/README.md)")
-    lesson = file.split("/")[0]
-    titles = "Answers|Line by line|What the scripts print"
-    text = re.sub(rf"\A# ({titles})\n", rf"# \1: {lesson}\n", text)
+    if folder in LESSONS:
+        titles = "Answers|Line by line|What the scripts print"
+        text = re.sub(rf"\A# ({titles})\n", rf"# \1: {short(folder)}\n", text)
     return with_diffs(answered(text, file), file) + lists(file)
 
 
@@ -203,28 +213,30 @@ def index_page():
     return text
 
 
-def questions(right):
-    """Return the first section's questions with this script, as Markdown.
+def section(script):
+    """Return a link to the first section of the lesson that names this script."""
+    name = Path(script).name
+    for file in texts_of(script.split("/")[0]):
+        for part in re.split("^##+ ", read(file), flags=re.M)[1:]:
+            heading, _, text = part.partition("\n")
+            if name in text:
+                anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+                return f"[{heading}](/{file}#{anchor})"
 
-    Questions that name other right scripts alone are left out.
-    """
-    name, rights = Path(right).name, {Path(right).name for _, right in PAGES}
+
+def questions(right):
+    """Return the lesson's questions that name this script, as Markdown."""
+    name, out = f"`{Path(right).name}`", ""
     for file in texts_of(right.split("/")[0]):
-        for section in re.split("^(?=##? )", answered(read(file), file), flags=re.M):
-            found = [part for part in PART.finditer(section) if part["item"]]
-            if not found or name not in section:
-                continue
-            heading = re.match("#+ (.*)", section)[1]
-            anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-            out = "<details><summary>Questions</summary>\n\n"
-            out += f"From [{heading}](/{file}#{anchor}):\n\n"
-            for part in found:
-                question = part[0].partition("<details>")[0]
-                named = rights & {*re.findall(r"\w+\.py", question)}
-                if name in (named or {name}):
-                    out += absolute(part[0], file).rstrip() + "\n\n"
-            return out + "</details>"
-    return ""
+        found = []
+        for part in PART.finditer(answered(read(file), file)):
+            if part["item"] and name in part[0].partition("<details>")[0]:
+                found.append(absolute(part[0], file).rstrip())
+        if found:
+            # A comment ends a list, so that the next question keeps its number.
+            items = "\n\n<!-- -->\n\n".join(found)
+            out += f"From [{title_of(file)}](/{file}):\n\n{items}\n\n"
+    return out and f"<details><summary>Questions</summary>\n\n{out}</details>"
 
 
 def output(script):
@@ -246,11 +258,11 @@ def runs(left, right):
 
 def pair_page(left, right):
     page, folder = PAGES[left, right], right.split("/")[0]
-    pages = [other for other in TITLES if other.startswith(f"{folder}/")]
+    pages = sorted(TITLES, key=lambda page: [*LESSONS].index(page.split("/")[0]))
     n, body, asked = pages.index(page), pair.table(left, right), questions(right)
     return Template((HERE / "pair.md").read_text()).substitute(
         title=f"{short(folder)}: {TITLES[page]}",
-        lesson=f"[{title_of(f'{folder}/README.md')}](/{folder}/README.md)",
+        lesson=section(right),
         folder=folder,
         left=left,
         right=right,
@@ -259,6 +271,7 @@ def pair_page(left, right):
         root=os.path.relpath(".", Path(page).parent),
         previous=pages[n - 1],
         next=pages[(n + 1) % len(pages)],
+        changes=body.count("<tbody id="),
         lines=body.count("<tr class=row>"),
         tag=TAGS[page],
         runs=runs(left, right),
@@ -293,14 +306,13 @@ def write_markdown(app, docname, source):
 
 
 def link_names(app, doctree, docname):
-    """Link the names of files; a right script after its left one to the pair."""
+    """Link the names of files, and a right script after its left one to the pair."""
     left = None
     for node in [*doctree.findall(nodes.literal)]:
         file = find(node.astext(), Path(docname).parent)
         if file not in SOURCES or isinstance(node.parent, nodes.reference):
             continue
-        pages = [page for scripts, page in PAGES.items() if scripts[1] == file]
-        page = PAGES.get((left, file)) or [*pages, os.path.splitext(file)[0]][0]
+        page = PAGES.get((left, file), os.path.splitext(file)[0])
         left = file
         if page != docname:
             where = app.builder.get_relative_uri(docname, page)

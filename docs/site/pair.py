@@ -54,9 +54,13 @@ def explanations(folder):
         text = re.sub(r"^```.*?^```", "", read(file), flags=re.M | re.S)
         block = r"((?:^ {4}[^\n]*\n)+)\n(.*?)(?=^ {4}|^#|\Z)"
         for rows, why in re.findall(block, text, re.M | re.S):
-            for row in rows.splitlines() if why.strip() else ():
+            why = absolute(why.strip(), file)
+            if not file.startswith(folder) and re.search(r"\d\.\d", why):
+                first, end, rest = why.partition("\n\n")
+                why = f"{first} (Measured in [the introduction](/{file}).){end}{rest}"
+            for row in rows.splitlines() if why else ():
                 for words in comment(row), comment(row, tag=False):
-                    found.setdefault(words, absolute(why.strip(), file))
+                    found.setdefault(words, why)
     return found
 
 

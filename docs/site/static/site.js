@@ -39,7 +39,7 @@ function fit(change) {
     while (high - low > 0.5) {
       const middle = (low + high) / 2;
       set(name, middle);
-      [low, high] = place.getBoundingClientRect().bottom <= innerHeight ? [middle, high] : [low, middle];
+      [low, high] = place.parentElement.getBoundingClientRect().bottom <= innerHeight ? [middle, high] : [low, middle];
     }
     set(name, low);
     return low;
