@@ -33,6 +33,7 @@ GROUPS = {
 }
 # README.md's table: a lesson's number, its folder, or again, and what one learns.
 ROW = r"^\| (\d+) \| \[?(\w+).*\| (.*) \|$"
+LIST_END = "\n\n<!-- -->\n\n"  # so that the next item keeps its number
 # A block of code, a heading or a numbered item: a question or its answer.
 PART = re.compile(
     r"^(?P<code>```.*?^```)|^#+ (?P<heading>.+?)$"
@@ -186,7 +187,7 @@ def questions_page(folder):
                 of = f"{title}: " * ("README" not in file and heading != title)
                 out += f"## {of}{heading}\n\n"
             last = heading
-            out += f"{number}. {item}\n\n"
+            out += f"{number}. {item}{LIST_END}"
     return out
 
 
@@ -231,11 +232,9 @@ def questions(right):
         found = []
         for part in PART.finditer(answered(read(file), file)):
             if part["item"] and name in part[0].partition("<details>")[0]:
-                found.append(absolute(part[0], file).rstrip())
+                found.append(absolute(part[0], file).rstrip() + LIST_END)
         if found:
-            # A comment ends a list, so that the next question keeps its number.
-            items = "\n\n<!-- -->\n\n".join(found)
-            out += f"From [{title_of(file)}](/{file}):\n\n{items}\n\n"
+            out += f"From [{title_of(file)}](/{file}):\n\n{''.join(found)}"
     return out and f"<details><summary>Questions</summary>\n\n{out}</details>"
 
 
@@ -259,6 +258,7 @@ def runs(left, right):
 def pair_page(left, right):
     page, folder = PAGES[left, right], right.split("/")[0]
     pages = sorted(TITLES, key=lambda page: [*LESSONS].index(page.split("/")[0]))
+    pages = [p for p in pages if ("/solutions/" in p) == ("/solutions/" in page)]
     n, body, asked = pages.index(page), pair.table(left, right), questions(right)
     return Template((HERE / "pair.md").read_text()).substitute(
         title=f"{short(folder)}: {TITLES[page]}",

@@ -30,11 +30,16 @@ def read(file):
 
 def absolute(text, file):
     """Return Markdown with the links of this file, for another page."""
+    addresses = dict(re.findall(r"^\[([\w-]+)\]: (\S+)", read(file), re.M))
+
+    def address(found):
+        return f"]({addresses[found[1]]})" if found[1] in addresses else found[0]
 
     def link(found):
         path = os.path.normpath(Path(file).parent / found[1]) if found[1] else file
         return f"](/{path}{found[2] or ''})"
 
+    text = re.sub(r"\]\[([\w-]+)\]", address, text)
     return re.sub(r"\]\((?!\w+:|/)([^)#\s]*)(#[^)\s]*)?\)", link, text)
 
 
@@ -57,7 +62,9 @@ def explanations(folder):
             why = absolute(why.strip(), file)
             if not file.startswith(folder) and re.search(r"\d\.\d", why):
                 first, end, rest = why.partition("\n\n")
-                why = f"{first} (Measured in [the introduction](/{file}).){end}{rest}"
+                why = (
+                    f"{first} (Measured in [the introduction](/{file}).){end}{rest}"
+                )
             for row in rows.splitlines() if why else ():
                 for words in comment(row), comment(row, tag=False):
                     found.setdefault(words, why)

@@ -2,7 +2,7 @@
 const root = document.documentElement, all = (what) => [...document.querySelectorAll(what)];
 // What is kept from page to page. Some browsers refuse that for files.
 const kept = { size: 1, slides: false, open: false };
-try { Object.assign(kept, JSON.parse(localStorage.pair || "{}")); } catch { /* as new */ }
+try { Object.assign(kept, JSON.parse(sessionStorage.pair || "{}")); } catch { /* as new */ }
 const changes = all(".change"), lines = all(".pair tbody:not(.opens) tr:not(.why)");
 const [stacked] = all("#stacked"), [place] = all("#place"), [keys] = all("dialog");
 const narrow = stacked?.media;
@@ -10,7 +10,7 @@ const chosen = () => changes.findIndex((change) => "#" + change.id === location.
 let shown = "";
 
 function show() {
-  try { localStorage.pair = JSON.stringify(kept); } catch { /* this page alone */ }
+  try { sessionStorage.pair = JSON.stringify(kept); } catch { /* this page alone */ }
   document.body.style.setProperty("--size", kept.size);
   if (kept.slides && chosen() < 0) choose(0);
   const change = changes[chosen()], [target] = all(":target");
@@ -20,22 +20,22 @@ function show() {
   place.textContent = change ? of + (kept.slides ? " (arrow keys, Home, End, Esc)" : "") : "";
   target?.closest(".fold:not(.open)")?.previousElementSibling.querySelector("button").click();
   if (kept.slides) fit(change);
-  else if (shown !== location.hash) target?.scrollIntoView({ block: "center" });
+  else if (shown !== location.hash) target?.scrollIntoView({ block: target.offsetHeight < innerHeight / 2 ? "center" : "start" });
   shown = target ? location.hash : "";
 }
 
-// The change and some lines beside it, in the largest type that fits the window: side by
-// side, or one below the other where that is larger.
+// The change and some lines beside it, in the largest type that fits the window. What it
+// leaves free is for the picture, and then for the words.
 function fit(change) {
   const own = [...change.children], [first, last] = [own[0], own.at(-2)].map((row) => lines.indexOf(row));
   const now = [...lines.slice(Math.max(0, first - 2), last + 3), own.at(-1)];
   scrollTo(0, 0);
   all(".pair tr").forEach((row) => row.classList.toggle("now", now.includes(row)));
-  const cells = now.slice(0, -1).flatMap((row) => [row.cells[1], row.cells[4]]);
+  const cells = own.slice(0, -1).flatMap((row) => [row.cells[1], row.cells[4]]);
   const longest = Math.max(...cells.map((cell) => cell.textContent.length));
   const set = (name, size) => document.body.style.setProperty(name, size + "px");
-  function largest(name, most) {
-    let [low, high] = [10, most];
+  function largest(name, least, most) {
+    let [low, high] = [least, most];
     while (high - low > 0.5) {
       const middle = (low + high) / 2;
       set(name, middle);
@@ -44,13 +44,12 @@ function fit(change) {
     set(name, low);
     return low;
   }
-  const [two, one] = ["not all", "all"].map((media, n) => {
-    stacked.media = media;
-    set("--words", 20);
-    return largest("--slide", Math.min(64, root.clientWidth / ((2 - n) * (longest + 7)) / 0.605));
-  });
-  if (two > one) { stacked.media = "not all"; set("--slide", two); }
-  largest("--words", 40);
+  stacked.media = "all";
+  set("--words", 22);
+  set("--picture", innerHeight / 4);
+  largest("--slide", 10, Math.min(64, root.clientWidth / (Math.min(longest, 64) + 7) / 0.605));
+  largest("--picture", innerHeight / 5, innerHeight / 2);
+  largest("--words", 16, 40);
 }
 
 function choose(number) {
@@ -61,7 +60,6 @@ function choose(number) {
 function slides(on) {
   kept.slides = on;
   if (!on && document.fullscreenElement) document.exitFullscreen();
-  if (on) root.requestFullscreen?.().catch(() => { /* in the window */ });
 }
 
 function fold(button, open) {
@@ -86,7 +84,11 @@ const actions = {
   Escape: () => slides(false),
   "+": () => { kept.size = Math.min(3, kept.size * 1.1); },
   "-": () => { kept.size = Math.max(0.5, kept.size / 1.1); },
-  d: () => all(".theme-toggle")[0].click(),
+  d: () => {
+    const [button] = all(".theme-toggle");
+    button.click();
+    if (document.body.dataset.theme === "auto") button.click(); // to the other of the two
+  },
   "?": () => keys.open ? keys.close() : keys.showModal(),
 };
 const onSlides = { ArrowRight: "n", ArrowDown: "n", PageDown: "n", " ": "n", ArrowLeft: "p", ArrowUp: "p", PageUp: "p" };
@@ -95,6 +97,8 @@ function act(key) {
   actions[key]();
   if (!"d?".includes(key)) shown = ""; // the chosen change stays in view
   show();
+  // Only a key or a click may ask for it, and the next page begins without it.
+  if (kept.slides && !document.fullscreenElement) root.requestFullscreen?.().catch(() => { /* in the window */ });
   if ("np".includes(key)) changes[chosen()]?.querySelector("a").focus({ preventScroll: true });
 }
 
@@ -103,7 +107,7 @@ function start() {
   addEventListener("keydown", (event) => {
     const key = kept.slides && onSlides[event.key] || event.key.replace("=", "+");
     const typing = event.target.matches("input") || keys.open && key !== "?";
-    const theirs = !kept.slides && ["Home", "End", "Escape"].includes(key);
+    const theirs = (kept.slides ? ["+", "-", "f"] : ["Home", "End", "Escape"]).includes(key);
     if (typing || theirs || event.ctrlKey || event.altKey || event.metaKey || !(key in actions)) return;
     event.preventDefault();
     act(key);
