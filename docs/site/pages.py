@@ -155,21 +155,35 @@ def lists(file):
     return toctree(*texts, *shown, *rest)
 
 
+def script_page(file):
+    """Return a script with line numbers, below links to its lesson and its pairs."""
+    folder, language = (
+        file.split("/")[0],
+        "bash" if file.endswith(".sh") else "python",
+    )
+    pages = {page: TITLES[page] for page in PAGES.values() if file in PAIR[page]}
+    if folder in LESSONS:
+        pages = {f"{folder}/README": short(folder), **pages}
+    links = " · ".join(
+        f"{{doc}}`{title} </{page}>`" for page, title in pages.items()
+    )
+    code = f"```{{literalinclude}} /{file}\n:language: {language}\n:linenos:\n```\n"
+    options = "---\norphan: true\nnosearch: true\n---\n"
+    return f"{options}# {file}\n\n{links}\n\n{code}"
+
+
 def text_page(file, text):
-    folder = file.split("/")[0]
-    if not file.endswith(".md"):
-        language = "bash" if file.endswith(".sh") else "python"
-        code = f"literalinclude}} /{file}\n:language: {language}\n:linenos:\n```\n"
-        links = [f"{{doc}}`/{folder}/README`"] * (folder in LESSONS)
-        links += [
-            f"{{doc}}`/{page}`" for page in PAGES.values() if file in PAIR[page]
-        ]
-        where = f"{' · '.join(links)}\n\n```{{{code}"
-        return f"---\norphan: true\nnosearch: true\n---\n# {file}\n\n{where}"
+    def pair_row(row):
+        title, left, right = row.groups()
+        return f"| {{doc}}`{title} </{PAGES[left, right]}>` | `{left}` | `{right}` |"
+
     if file == "README.md":  # the picture is on the index
         text = re.sub("^<p>.*?</p>$", "", text, flags=re.M | re.S)
+    if file == "docs/PAIRS.md":
+        row = r"^\| (.+?) \| `(\S+?\.py)` \| `(\S+?)` \|"
+        text = re.sub(row, pair_row, text, flags=re.M)
     text = text.replace("](sites)", "](/tools/predict/README.md)")
-    if folder in LESSONS:
+    if (folder := file.split("/")[0]) in LESSONS:
         titles = "Answers|Line by line|What the scripts print"
         text = re.sub(rf"\A# ({titles})\n", rf"# \1: {short(folder)}\n", text)
     return with_diffs(answered(text, file), file) + lists(file)
@@ -302,18 +316,17 @@ def write_markdown(app, docname, source):
         source[0] = MADE[docname][1]()
     else:
         file = os.path.relpath(app.env.doc2path(docname), REPOSITORY)
-        source[0] = text_page(file, source[0])
+        is_text = file.endswith(".md")
+        source[0] = text_page(file, source[0]) if is_text else script_page(file)
 
 
 def link_names(app, doctree, docname):
-    """Link the names of files, and a right script after its left one to the pair."""
-    left = None
+    """Link the names of files."""
     for node in [*doctree.findall(nodes.literal)]:
         file = find(node.astext(), Path(docname).parent)
         if file not in SOURCES or isinstance(node.parent, nodes.reference):
             continue
-        page = PAGES.get((left, file), os.path.splitext(file)[0])
-        left = file
+        page = os.path.splitext(file)[0]
         if page != docname:
             where = app.builder.get_relative_uri(docname, page)
             link = nodes.reference(refuri=where, internal=True)
