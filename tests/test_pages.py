@@ -22,7 +22,7 @@ each_pair = pytest.mark.parametrize("left, right", PAGES)
 def site(tmp_path_factory):
     """Return a folder with the site, whose links Sphinx has followed."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going"]
+    command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W"]
     command += ["-j", "2", "-c", "docs/site", "-d", folder / "doctrees"]
     done = run([*command, ".", folder / "html"], REPOSITORY)
     assert done.returncode == 0, done.stderr

@@ -12,9 +12,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 import pages  # noqa: E402, the extension
 
 project = "Multi-GPU training in PyTorch"
-language = "en"
 extensions = ["myst_parser", "sphinx_copybutton", "pages"]
-root_doc = "index"
 # Scripts become Markdown when they are read, so that Sphinx takes them as texts.
 source_suffix = {".md": "markdown", ".py": "markdown", ".sh": "markdown"}
 include_patterns = sorted(pages.SOURCES)
@@ -23,13 +21,13 @@ myst_enable_extensions = ["attrs_block", "attrs_inline"]
 myst_heading_anchors = 4  # as on GitHub
 highlight_language = "text"
 copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
-copybutton_exclude = ".linenos"
 
 html_theme = "furo"
 html_title = project
 html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
-html_css_files = ["site.css"]
+stacked = {"id": "stacked", "media": "(max-width: 699.9px), print"}
+html_css_files = ["site.css", ("stacked.css", stacked)]
 html_theme_options = {"top_of_page_buttons": []}
 if repository := os.environ.get("GITHUB_REPOSITORY"):
     link = {"name": "Repository", "html": "Repository", "class": ""}

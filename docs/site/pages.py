@@ -182,10 +182,6 @@ def text_page(file, text):
     if file == "docs/PAIRS.md":
         row = r"^\| (.+?) \| `(\S+?\.py)` \| `(\S+?)` \|"
         text = re.sub(row, pair_row, text, flags=re.M)
-    text = text.replace("](sites)", "](/tools/predict/README.md)")
-    if (folder := file.split("/")[0]) in LESSONS:
-        titles = "Answers|Line by line|What the scripts print"
-        text = re.sub(rf"\A# ({titles})\n", rf"# \1: {short(folder)}\n", text)
     return with_diffs(answered(text, file), file) + lists(file)
 
 

@@ -1,7 +1,7 @@
 """A pair side by side: changed lines beside what they were, with explanations.
 
 The text below an indented block explains the lines that equal one of the block, or
-have its comment: in their folder's ROWS.md or README.md, or in dp_ddp_intro/ROWS.md.
+have its comment: in their folder's ROWS.md, or in dp_ddp_intro/ROWS.md.
 Changed lines in a row with one explanation are one change.
 """
 
@@ -55,7 +55,7 @@ def comment(row, tag=True):
 def explanations(folder):
     """Return {comment, with its tag and without: Markdown}."""
     found = {}
-    for file in (f"{folder}/ROWS.md", f"{folder}/README.md", "dp_ddp_intro/ROWS.md"):
+    for file in (f"{folder}/ROWS.md", "dp_ddp_intro/ROWS.md"):
         text = re.sub(r"^```.*?^```", "", read(file), flags=re.M | re.S)
         block = r"((?:^ {4}[^\n]*\n)+)\n(.*?)(?=^ {4}|^#|\Z)"
         for rows, why in re.findall(block, text, re.M | re.S):

@@ -5,7 +5,7 @@ const kept = { size: 1, slides: false, open: false };
 try { Object.assign(kept, JSON.parse(sessionStorage.pair || "{}")); } catch { /* as new */ }
 const changes = all(".change"), lines = all(".pair tbody:not(.opens) tr:not(.why)");
 const [stacked] = all("#stacked"), [place] = all("#place"), [keys] = all("dialog");
-const narrow = stacked?.media;
+const narrow = stacked.media;
 const chosen = () => changes.findIndex((change) => "#" + change.id === location.hash);
 let shown = "";
 
@@ -15,7 +15,7 @@ function show() {
   if (kept.slides && chosen() < 0) choose(0);
   const change = changes[chosen()], [target] = all(":target");
   root.classList.toggle("slides", kept.slides);
-  stacked.media = narrow;
+  stacked.media = kept.slides ? "all" : narrow;
   const of = `change ${chosen() + 1} of ${changes.length}`;
   place.textContent = change ? of + (kept.slides ? " (arrow keys, Home, End, Esc)" : "") : "";
   target?.closest(".fold:not(.open)")?.previousElementSibling.querySelector("button").click();
@@ -24,32 +24,15 @@ function show() {
   shown = target ? location.hash : "";
 }
 
-// The change and some lines beside it, in the largest type that fits the window. What it
-// leaves free is for the picture, and then for the words.
+// The change and some lines beside it, in the largest type that fits the window.
 function fit(change) {
   const own = [...change.children], [first, last] = [own[0], own.at(-2)].map((row) => lines.indexOf(row));
   const now = [...lines.slice(Math.max(0, first - 2), last + 3), own.at(-1)];
   scrollTo(0, 0);
   all(".pair tr").forEach((row) => row.classList.toggle("now", now.includes(row)));
-  const cells = own.slice(0, -1).flatMap((row) => [row.cells[1], row.cells[4]]);
-  const longest = Math.max(...cells.map((cell) => cell.textContent.length));
-  const set = (name, size) => document.body.style.setProperty(name, size + "px");
-  function largest(name, least, most) {
-    let [low, high] = [least, most];
-    while (high - low > 0.5) {
-      const middle = (low + high) / 2;
-      set(name, middle);
-      [low, high] = place.parentElement.getBoundingClientRect().bottom <= innerHeight ? [middle, high] : [low, middle];
-    }
-    set(name, low);
-    return low;
-  }
-  stacked.media = "all";
-  set("--words", 22);
-  set("--picture", innerHeight / 4);
-  largest("--slide", 10, Math.min(64, root.clientWidth / (Math.min(longest, 64) + 7) / 0.605));
-  largest("--picture", innerHeight / 5, innerHeight / 2);
-  largest("--words", 16, 40);
+  let size = Math.min(48, root.clientWidth / 43); // 64 columns: longer lines wrap
+  do document.body.style.setProperty("--slide", `${size--}px`);
+  while (size > 10 && place.parentElement.getBoundingClientRect().bottom > innerHeight);
 }
 
 function choose(number) {
