@@ -42,7 +42,10 @@ def shorten(output):
 
 
 def without_numbers(output):
-    """Leave out what differs between machines, or with the first rank to fail."""
+    """Leave out what differs between machines, such as whether they have bfloat16.
+
+    Which rank is the first to report an error differs from run to run.
+    """
     output = re.sub(r"^\[rank.*\n", "", output, flags=re.M)
     return re.sub(r"-?\d[\d.,]*(e[+-]\d+)?|\.\.\.|torch.bfloat16|None", "N", output)
 

@@ -61,7 +61,7 @@ def test_every_change_is_explained(left, right):
 
 
 @each_pair
-def test_rows_are_those_of_diff(left, right):
+def test_equal_lines_are_those_of_diff(left, right):
     command = ["diff", "-t", "-W", "200", "-y", left, right]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     theirs, ours = done.stdout.splitlines(), pair.align(left, right)
@@ -157,11 +157,11 @@ def tab(site):
     assert not messages
 
 
-FIVE = ["index", "cinic_lab/README", "exercise8/questions", "common/device"]
+TEXTS = ["index", "cinic_lab/README", "exercise8/questions", "common/device"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [*FIVE, PAGES[LEFT, RIGHT]])
+@pytest.mark.parametrize("page", [*TEXTS, PAGES[LEFT, RIGHT]])
 def test_pages_are_accessible_and_fit_a_phone(page, site, tab):
     """Let axe look for what a reader who cannot see, or has no mouse, would miss."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()

@@ -16,7 +16,7 @@ extensions = ["myst_parser", "sphinx_copybutton", "pages"]
 # Scripts become Markdown when they are read, so that Sphinx takes them as texts.
 source_suffix = {".md": "markdown", ".py": "markdown", ".sh": "markdown"}
 include_patterns = sorted(pages.SOURCES)
-exclude_patterns = [".*", "build", "data", "**/logs", "**/common", "*/tools"]
+exclude_patterns = pages.LEFT_OUT
 myst_enable_extensions = ["attrs_block", "attrs_inline"]
 myst_heading_anchors = 4  # as on GitHub
 highlight_language = "text"

@@ -1,4 +1,4 @@
-"""Sphinx's extension: Markdown of pages that are no files, and of what pages gain.
+"""Sphinx extension that makes pages without a file, and adds to those with one.
 
 Scripts, pairs of scripts and questions to print get pages of their own. A lesson's
 questions get their answers, and its list of pages.
@@ -6,32 +6,47 @@ questions get their answers, and its list of pages.
 
 import os
 import re
-import subprocess
 from functools import partial
 from pathlib import Path
 from string import Template
 
 from docutils import nodes
+from sphinx.util.matching import get_matching_files
 
 import pair
 from pair import REPOSITORY, absolute, read
 from tools.pairs import PAIRS
 
 HERE = Path(__file__).resolve().parent
-FILES = subprocess.check_output(["git", "ls-files"], cwd=REPOSITORY, text=True)
-FILES = [file for file in FILES.splitlines() if (REPOSITORY / file).is_file()]
+LEFT_OUT = [".*", "**/.*", "build", "data", "**/logs", "**/common", "*/tools"]
+FILES = {*get_matching_files(REPOSITORY, exclude_patterns=LEFT_OUT)}
 # The navigation.
 GROUPS = {
-    "Start here": "How to run a lesson </README>, docs/PAIRS, docs/GLOSSARY, "
-    "docs/TROUBLESHOOTING",
-    "Lessons": "",
-    "For teachers": "docs/TEACHING, docs/FIVE_QUESTIONS",
-    "Your cluster": "docs/CLUSTER, docs/DATA, docs/PYTORCH, docs/ONE_GPU, "
-    "docs/TWO_MACHINES, docs/KAGGLE",
-    "Tools": "tools/README, tools/predict/README, checkup/README, CONTRIBUTING",
-    "Measurements": "docs/SPEEDUP, bench/README, docs/EXAMINED",
+    "Start here": [
+        "How to run a lesson </README>",
+        "docs/PAIRS",
+        "docs/GLOSSARY",
+        "docs/TROUBLESHOOTING",
+    ],
+    "Lessons": [],  # from README.md's table
+    "For teachers": ["docs/TEACHING", "docs/FIVE_QUESTIONS"],
+    "Your cluster": [
+        "docs/CLUSTER",
+        "docs/DATA",
+        "docs/PYTORCH",
+        "docs/ONE_GPU",
+        "docs/TWO_MACHINES",
+        "docs/KAGGLE",
+    ],
+    "Tools": [
+        "tools/README",
+        "tools/predict/README",
+        "checkup/README",
+        "CONTRIBUTING",
+    ],
+    "Measurements": ["docs/SPEEDUP", "bench/README", "docs/EXAMINED"],
 }
-# README.md's table: a lesson's number, its folder, or again, and what one learns.
+# A row of README.md's table: a number, the lesson's folder, what one learns.
 ROW = r"^\| (\d+) \| \[?(\w+).*\| (.*) \|$"
 LIST_END = "\n\n<!-- -->\n\n"  # so that the next item keeps its number
 # A block of code, a heading or a numbered item: a question or its answer.
@@ -47,7 +62,7 @@ def title_of(file):
 
 
 def short(folder):
-    """Return a lesson's title without its subject, such as Exercise 8."""
+    """Return a lesson's title without its subject, such as CIFAR-100."""
     return title_of(f"{folder}/README.md").partition(":")[0]
 
 
@@ -73,7 +88,7 @@ PAGES = {
     (left, right): f"{right.removesuffix('.py')}-after-{Path(left).stem}"
     for left, right, *_ in PAIRS
 }
-PAIR = {page: scripts for scripts, page in PAGES.items()}
+SCRIPTS = {page: scripts for scripts, page in PAGES.items()}
 TITLES = {PAGES[left, right]: title for left, right, *_, title in PAIRS}
 TAGS = {PAGES[left, right]: tag for left, right, tag, *_ in PAIRS}
 
@@ -83,10 +98,14 @@ def texts_of(folder):
 
     ANSWERS.md, OUTPUT.md and ROWS.md are not among them.
     """
-    name = re.compile(rf"{folder}/(?!ANSWERS|OUTPUT|ROWS)(\w+\.md)")
-    text = "README.md" + read(f"{folder}/README.md")
-    places = {m[0]: text.find(m[1]) for m in map(name.fullmatch, SOURCES) if m}
-    return sorted(places, key=places.get)
+    text = re.compile(rf"{folder}/(?!ANSWERS|OUTPUT|ROWS)\w+\.md")
+    readme = read(f"{folder}/README.md")
+
+    def place(file):
+        name = Path(file).name
+        return name != "README.md", f"{readme}{name}".find(name)
+
+    return sorted(filter(text.fullmatch, SOURCES), key=place)
 
 
 def toctree(*lines):
@@ -161,7 +180,7 @@ def script_page(file):
         file.split("/")[0],
         "bash" if file.endswith(".sh") else "python",
     )
-    pages = {page: TITLES[page] for page in PAGES.values() if file in PAIR[page]}
+    pages = {page: TITLES[page] for page in PAGES.values() if file in SCRIPTS[page]}
     if folder in LESSONS:
         pages = {f"{folder}/README": short(folder), **pages}
     links = " · ".join(
@@ -194,9 +213,11 @@ def questions_page(folder):
         last, title = "", title_of(file)
         for heading, number, item in numbered(file):
             if heading != last:
-                of = f"{title}: " * ("README" not in file and heading != title)
-                out += f"## {of}{heading}\n\n"
-            last = heading
+                last = heading
+                is_clear = "README" in file or heading == title
+                out += (
+                    f"## {heading}\n\n" if is_clear else f"## {title}: {heading}\n\n"
+                )
             out += f"{number}. {item}{LIST_END}"
     return out
 
@@ -209,7 +230,7 @@ def index_page():
         of = number or of
         minutes[of] = minutes.get(of, 0) + int(time)
     for number, folder, learnt in ROWS:
-        again = "continued: " * (number != LESSONS[folder][0])
+        again = "" if number == LESSONS[folder][0] else "continued: "
         cards += f"- **{number}. [{short(folder)}](/{folder}/README.md)**\n\n"
         cards += f"  {again}{absolute(learnt, 'README.md')}\n\n"
         cards += f"  {minutes[number] / 60:.1f} hours\n\n"
@@ -219,8 +240,7 @@ def index_page():
     )
     text = (HERE / "index.md").read_text().replace("CARDS", cards)
     for caption, files in GROUPS.items():
-        names = lessons if caption == "Lessons" else files.split(", ")
-        text += toctree(f":caption: {caption}", "", *names)
+        text += toctree(f":caption: {caption}", "", *(files or lessons))
     return text
 
 

@@ -1,8 +1,8 @@
 """A pair side by side: changed lines beside what they were, with explanations.
 
-The text below an indented block explains the lines that equal one of the block, or
-have its comment: in their folder's ROWS.md, or in dp_ddp_intro/ROWS.md.
-Changed lines in a row with one explanation are one change.
+In ROWS.md, the text below an indented block explains the lines of the block. A
+script's line is found by its comment, else by its code, in the ROWS.md of its folder
+or in dp_ddp_intro/ROWS.md. Changed lines in a row with one explanation are one change.
 """
 
 import os
@@ -13,6 +13,7 @@ from functools import cache
 from html import escape
 from itertools import combinations, groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -21,7 +22,21 @@ from pygments.lexers import PythonLexer
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONTEXT = 3  # lines beside a change that are not folded
 WORDS = {"|": "changed", ">": "only on the right", "<": "only on the left"}
-ALIKE = 0.5  # of two lines: the words that differ are marked
+ALIKE = 0.5  # of two lines: above this, the words that differ are marked
+
+
+class Row(NamedTuple):
+    """Two lines with their numbers. One of them is None where a script has no line."""
+
+    left_number: int
+    left: str | None
+    mark: str  # of diff -y
+    right_number: int
+    right: str | None
+
+    @property
+    def line(self):
+        return self.left if self.right is None else self.right
 
 
 def read(file):
@@ -48,7 +63,9 @@ def comment(row, tag=True):
     if row.strip().startswith('"""'):
         return "the docstring's first line"
     found = re.search(r"# ([A-Z]+: )(.+)$", row)
-    return found[1] * tag + found[2] if found else row.strip()
+    if not found:
+        return row.strip()
+    return found[1] + found[2] if tag else found[2]
 
 
 @cache
@@ -60,11 +77,6 @@ def explanations(folder):
         block = r"((?:^ {4}[^\n]*\n)+)\n(.*?)(?=^ {4}|^#|\Z)"
         for rows, why in re.findall(block, text, re.M | re.S):
             why = absolute(why.strip(), file)
-            if not file.startswith(folder) and re.search(r"\d\.\d", why):
-                first, end, rest = why.partition("\n\n")
-                why = (
-                    f"{first} (Measured in [the introduction](/{file}).){end}{rest}"
-                )
             for row in rows.splitlines() if why else ():
                 for words in comment(row), comment(row, tag=False):
                     found.setdefault(words, why)
@@ -103,9 +115,9 @@ def oppose(lefts, rights):
 
 
 def align(left, right):
-    """Return [(left number, left row, mark, right number, right row)].
+    """Return the Rows of two scripts.
 
-    They are the lines that diff -y shows, with its marks.
+    Equal lines are those of diff. A changed line stands beside the one most like it.
     """
     command = ["diff", "-U", "1000000", left, right]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
@@ -117,19 +129,21 @@ def align(left, right):
         rights = [line[1:] for line in group if line[0] in " +"]
         pairs = zip(lefts, rights, strict=True) if equal else oppose(lefts, rights)
         for old, new in pairs:
-            i, j = i + (old is not None), j + (new is not None)
-            mark = ">" if old is None else "<" if new is None else "|"
-            rows.append((i, old, " " if equal else mark, j, new))
+            mark = (
+                " " if equal else ">" if old is None else "<" if new is None else "|"
+            )
+            i += old is not None
+            j += new is not None
+            rows.append(Row(i, old, mark, j, new))
     return rows
 
 
 def changes(rows, folder):
     """Yield each change of a hunk: its rows and its explanation."""
     reasons = []
-    for _, old, _, _, new in rows:
-        line = old if new is None else new
-        bracket = reasons and not re.search(r"\w", line)
-        reasons.append(reasons[-1] if bracket else explain(line, folder))
+    for row in rows:
+        bracket = reasons and not re.search(r"\w", row.line)
+        reasons.append(reasons[-1] if bracket else explain(row.line, folder))
     grouped = groupby(zip(rows, reasons, strict=True), key=lambda pair: pair[1])
     for why, group in grouped:
         yield [row for row, _ in group], why
@@ -137,7 +151,7 @@ def changes(rows, folder):
 
 def fold(rows):
     """Yield the rows in parts, with a kind: "change", "near" one, or "fold"."""
-    for equal, group in groupby(rows, key=lambda row: row[2] == " "):
+    for equal, group in groupby(rows, key=lambda row: row.mark == " "):
         group = [*group]
         first = 0 if group[0] is rows[0] else CONTEXT
         last = len(group) - (0 if group[-1] is rows[-1] else CONTEXT)
@@ -181,55 +195,66 @@ def colours(file):
 
 
 def cells(row, lefts, rights):
-    """Return a row's five cells: numbers, lines, and the mark between them."""
+    """Return (left number and line, mark, right number and line) as HTML."""
     i, old, mark, j, new = row
-    old_html = lefts[i] if old is not None else ""
-    new_html = rights[j] if new is not None else ""
+    old_html = "" if old is None else lefts[i]
+    new_html = "" if new is None else rights[j]
     if mark == "|" and 'class="sd"' not in old_html + new_html:  # no docstring
         old_ranges, new_ranges = differing(old, new)
         old_html = mark_words(old_html, old_ranges)
         new_html = mark_words(new_html, new_ranges)
 
     def line(number, text, html):
-        indent = len(text or "") - len((text or "").lstrip())
-        style = f' style="--indent:{indent}"' * (indent > 0)
-        return f"<td>{number if text is not None else ''}<td{style}>{html}"
+        if text is None:
+            return "<td><td>"
+        indent = len(text) - len(text.lstrip())
+        style = f' style="--indent:{indent}"' if indent else ""
+        return f"<td>{number}<td{style}>{html}"
 
     return line(i, old, old_html), escape(mark.strip()), line(j, new, new_html)
+
+
+def equal_lines(kind, rows, lefts, rights):
+    """Yield the HTML of equal lines, with a button above folded ones."""
+    if kind == "fold":
+        button = f"<button aria-expanded=false>{len(rows)} equal lines</button>"
+        yield f"<tbody class=opens><tr><td colspan=5>{button}"
+    yield f"<tbody class={kind}>"
+    for row in rows:
+        old_line, _, new_line = cells(row, lefts, rights)
+        yield f"<tr id=r{row.right_number}>{old_line}<td>{new_line}"
+
+
+def changed_lines(name, rows, why, lefts, rights):
+    """Yield the HTML of a change and its explanation. Its first mark is a link."""
+    label = f"line {rows[0].right_number}, {WORDS[rows[0].mark]}"
+    if len(rows) > 1:
+        label += f" and {len(rows) - 1} more"
+    link = f'<a href="#{name}" aria-describedby="why-{name}" aria-label="{label}">'
+    yield f'<tbody id="{name}" class=change>'
+    for row in rows:
+        old_line, mark, new_line = cells(row, lefts, rights)
+        if row is rows[0]:
+            mark = f"{link}{mark}</a>"
+        yield f"<tr class=row>{old_line}<td>{mark}{new_line}"
+    yield f'<tr class=why><td colspan=5 id="why-{name}">\n\n{why}\n'
+    yield "</td></tr>"
 
 
 def table(left, right):
     """Return a pair's <tbody>s, one for each change, explained in Markdown."""
     html, names, folder = [], set(), right.split("/")[0]
-    # They are numbered from 1.
+    # Lines are numbered from 1.
     lefts, rights = (["", *colours(file)] for file in (left, right))
     for kind, group in fold(align(left, right)):
         if kind != "change":
-            if kind == "fold":
-                button = f"<button aria-expanded=false>{len(group)} equal lines"
-                html.append(
-                    f"<tbody class=opens><tr><td colspan=5>{button}</button>"
-                )
-            html.append(f"<tbody class={kind}>")
-            for row in group:
-                old_line, _, new_line = cells(row, lefts, rights)
-                html.append(f"<tr id=r{row[3]}>{old_line}<td>{new_line}")
+            html += equal_lines(kind, group, lefts, rights)
             continue
         for rows, why in changes(group, folder):
-            _, old, _, number, new = rows[0]
-            words = comment(old if new is None else new, tag=False).lower()
+            words = comment(rows[0].line, tag=False).lower()
             name = re.sub(r"\W+", "-", words).strip("-")
-            name += f"-{number}" * (name in names or not name)
+            if name in names or not name:
+                name += f"-{rows[0].right_number}"
             names.add(name)
-            html.append(f'<tbody id="{name}" class=change>')
-            for n, row in enumerate(rows):
-                old_line, mark, new_line = cells(row, lefts, rights)
-                if not n:
-                    also = f" and {len(rows) - 1} more" * (len(rows) > 1)
-                    label = f"line {number}, {WORDS[row[2]]}{also}"
-                    mark = f'aria-label="{label}">{mark}</a>'
-                    mark = f'<a href="#{name}" aria-describedby="why-{name}" {mark}'
-                html.append(f"<tr class=row>{old_line}<td>{mark}{new_line}")
-            html.append(f'<tr class=why><td colspan=5 id="why-{name}">\n\n{why}\n')
-            html.append("</td></tr>")
+            html += changed_lines(name, rows, why, lefts, rights)
     return "\n".join(html)
