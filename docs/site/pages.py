@@ -214,10 +214,8 @@ def questions_page(folder):
         for heading, number, item in numbered(file):
             if heading != last:
                 last = heading
-                is_clear = "README" in file or heading == title
-                out += (
-                    f"## {heading}\n\n" if is_clear else f"## {title}: {heading}\n\n"
-                )
+                of = "" if "README" in file or heading == title else f"{title}: "
+                out += f"## {of}{heading}\n\n"
             out += f"{number}. {item}{LIST_END}"
     return out
 

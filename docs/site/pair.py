@@ -2,7 +2,7 @@
 
 In ROWS.md, the text below an indented block explains the lines of the block. A
 script's line is found by its comment, else by its code, in the ROWS.md of its folder
-or in dp_ddp_intro/ROWS.md. Changed lines in a row with one explanation are one change.
+or in dp_ddp_intro/ROWS.md. Adjacent lines with one explanation are one change.
 """
 
 import os
@@ -26,7 +26,7 @@ ALIKE = 0.5  # of two lines: above this, the words that differ are marked
 
 
 class Row(NamedTuple):
-    """Two lines with their numbers. One of them is None where a script has no line."""
+    """Two lines and their numbers. A line that a script does not have is None."""
 
     left_number: int
     left: str | None
