@@ -30,7 +30,7 @@ function fit(change) {
   const now = [...lines.slice(Math.max(0, first - 2), last + 3), own.at(-1)];
   scrollTo(0, 0);
   all(".pair tr").forEach((row) => row.classList.toggle("now", now.includes(row)));
-  let size = Math.min(48, root.clientWidth / 43); // 64 columns: longer lines wrap
+  let size = Math.max(16, Math.min(48, root.clientWidth / 43)); // longer lines than 64 columns wrap
   do document.body.style.setProperty("--slide", `${size--}px`);
   while (size > 10 && place.parentElement.getBoundingClientRect().bottom > innerHeight);
 }
