@@ -253,19 +253,6 @@ def section(script):
                 return f"[{heading}](/{file}#{anchor})"
 
 
-def questions(right):
-    """Return the lesson's questions that name this script, as Markdown."""
-    name, out = f"`{Path(right).name}`", ""
-    for file in texts_of(right.split("/")[0]):
-        found = []
-        for part in PART.finditer(answered(read(file), file)):
-            if part["item"] and name in part[0].partition("<details>")[0]:
-                found.append(absolute(part[0], file).rstrip() + LIST_END)
-        if found:
-            out += f"From [{title_of(file)}](/{file}):\n\n{''.join(found)}"
-    return out and f"<details><summary>Questions</summary>\n\n{out}</details>"
-
-
 def output(script):
     """Return the part of its folder's OUTPUT.md on a script."""
     folder, _, name = script.partition("/")
@@ -287,7 +274,7 @@ def pair_page(left, right):
     page, folder = PAGES[left, right], right.split("/")[0]
     pages = sorted(TITLES, key=lambda page: [*LESSONS].index(page.split("/")[0]))
     pages = [p for p in pages if ("/solutions/" in p) == ("/solutions/" in page)]
-    n, body, asked = pages.index(page), pair.table(left, right), questions(right)
+    n, body = pages.index(page), pair.table(left, right)
     return Template((HERE / "pair.md").read_text()).substitute(
         title=f"{short(folder)}: {TITLES[page]}",
         lesson=section(right),
@@ -303,7 +290,6 @@ def pair_page(left, right):
         lines=body.count("<tr class=row>"),
         tag=TAGS[page],
         runs=runs(left, right),
-        questions=asked,
         body=body,
     )
 
